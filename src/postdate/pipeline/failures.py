@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -113,6 +113,19 @@ def wait_and_stop(query: StreamingQuery, subject: str, stop: threading.Event) ->
     wait_for_query(query, is_reached=stop.is_set)
     query.stop()
     check_query(query, subject)
+
+
+def wait_and_stop_all(queries: Mapping[str, StreamingQuery], stop: threading.Event) -> None:
+    """Wait until one of several queries ends or ``stop`` is set, and stop all. ``queries`` are named for errors.
+
+    Raise PipelineError if one has failed.
+    """
+    first = next(iter(queries.values()))
+    wait_for_query(first, is_reached=lambda: stop.is_set() or not all(query.isActive for query in queries.values()))
+    for query in queries.values():
+        query.stop()
+    for subject, query in queries.items():
+        check_query(query, subject)
 
 
 def wait_for_query(

@@ -12,26 +12,43 @@ No setting of the session is changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from types import MappingProxyType
+from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StringType, StructField, StructType
 
 from postdate.errors import PipelineError
+from postdate.pipeline import texts
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.rows import Batches, quote_name
-from postdate.pipeline.texts import CsvFile, Encoding, Row, header_names, json_object, read_header, to_table
+from postdate.pipeline.rows import NOT_UTF8, Batches, quote_name
 
-MALFORMED: Final = "_corrupt_record"
-"""The column with all bytes of a line that is not a row. It is null in rows."""
+ORIGIN: Final = "postdate_origin"
+"""The column with the origin of a row of a file: its file, its line, its bytes, and why it is malformed.
 
-_FORMATS: Final = ("csv", "json", "parquet")
+It has the fields of :class:`postdate.pipeline.texts.RowOrigin`. Tables of CSV and JSON have it, and streams that keep
+malformed rows.
+"""
+
+_STREAM_FORMATS: Final = ("csv", "json", "parquet")
+_PACKAGES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "avro": "org.apache.spark:spark-avro_2.13",
+        "delta": "io.delta:delta-spark_2.13",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime",
+    }
+)
+"""Formats that Spark reads only with another package."""
+
+FORMATS: Final = (*_STREAM_FORMATS, "orc", *_PACKAGES)
 _JSON_LINES = frozenset({"jsonl", "ndjson"})
 
 _ANY_AGE = "1000000d"
@@ -45,43 +62,76 @@ _NANOSECONDS: Final = re.compile(r"(timestamp_[ln]tz)\([789]\)", re.IGNORECASE)
 """Spark's types of times with nanoseconds. Only Spark's Java code knows these types."""
 
 
-def read_input(spark: SparkSession, path: str, input_format: str | None = None, encoding: str = "UTF-8") -> DataFrame:
-    """Read a file or directory of messages. All columns of CSV and of JSON are texts, except :data:`MALFORMED`.
+def read_input(
+    spark: SparkSession,
+    path: str,
+    input_format: str | None = None,
+    encoding: str = "UTF-8",
+    delimiter: str = ",",
+) -> DataFrame:
+    """Read a file or directory of messages. All columns of CSV and of JSON are texts, except :data:`ORIGIN`.
 
     A JSON value that is not text becomes its JSON text, exactly as it is written.
 
     Args:
         spark: any session.
         path: path of a file or directory.
-        input_format: ``csv``, ``json`` (one object a line) or ``parquet``; by default from the name's ending.
+        input_format: ``csv``, ``json`` (one object a line), ``parquet`` or ``orc``; by default from the name's ending.
+            ``avro``, ``delta`` and ``iceberg`` need another package in Spark.
         encoding: encoding of CSV and JSON, for example ``cp1252`` or ``UTF-16``. A row with other bytes is malformed.
+        delimiter: the character between the cells of CSV.
 
     Raises:
-        PipelineError: the format or the encoding is unknown, or the files do not agree on a type. A CSV file with other
-            columns than the first, or with a quote that is never closed, fails only when it is read.
+        PipelineError: the format, the encoding or the delimiter is unknown, a package is missing, or the files do not
+            agree on a type. A CSV file with other columns than the first, or with a quote that is never closed, fails
+            only when it is read.
     """
-    name = input_format or Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
-    name = "json" if name in _JSON_LINES else name
-    if name not in _FORMATS:
-        raise PipelineError(f"cannot tell the format of {path!r}; say csv, json or parquet")
-    checked_encoding = _check_encoding(Encoding(encoding), name)
+    name = input_format_of(path, input_format)
+    checked_encoding = _check_encoding(texts.Encoding(encoding), name)
+    checked_delimiter = texts.Delimiter(delimiter).text
     with shorten_errors(f"cannot read {path!r}"):
         match name:
             case "csv":
-                return _csv_rows(spark, _csv_records(spark.read, path, checked_encoding), path, checked_encoding)
+                records = _csv_records(spark.read, path, checked_encoding, checked_delimiter)
+                return _csv_rows(spark, records, path, checked_encoding, checked_delimiter)
             case "json":
-                return _json_rows(spark, _lines(spark.read, path), path, checked_encoding)
+                return _json_rows(spark, _lines(spark.read, path, with_origin=True), path, checked_encoding)
+            case "parquet" | "orc":
+                return _read_columns(spark, path, name)
             case _:
-                return _read_parquet(spark, path)
+                return _read_with_package(spark, path, name)
 
 
-def read_directory(
+def input_format_of(path: str, input_format: str | None = None) -> str:
+    """Return the format of an input, by default from the name's ending. Raise PipelineError if it is unknown."""
+    name = input_format or Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
+    name = "json" if name in _JSON_LINES else name
+    if name not in FORMATS:
+        raise PipelineError(f"cannot tell the format of {path!r}; say one of {', '.join(FORMATS)}")
+    return name
+
+
+def _read_with_package(spark: SparkSession, path: str, name: str) -> DataFrame:
+    try:
+        return spark.read.format(name).load(path)
+    except Exception as error:
+        text = str(error)
+        if "Failed to find" not in text and "DATA_SOURCE_NOT_FOUND" not in text and "ClassNotFound" not in text:
+            raise
+        raise PipelineError(
+            f"Spark has no package for {name} here: start it with {_PACKAGES[name]} of its version among "
+            f"spark.jars.packages"
+        ) from error
+
+
+def read_directory(  # noqa: PLR0913 - which files, and how to read them
     spark: SparkSession,
     path: str,
     schema: str,
     format: str = "json",  # noqa: A002 - Spark's word
     files_at_once: int = 100,
     encoding: str = "UTF-8",
+    malformed: Literal["fail", "keep"] = "fail",
 ) -> DataFrame:
     """Return the stream of a directory's files: existing files, then new ones, whatever their times.
 
@@ -96,16 +146,18 @@ def read_directory(
             present settings of ``spark``.
         format: ``json`` (one object a line), ``csv`` or ``parquet``.
         files_at_once: maximum number of files in a micro-batch, which limits the memory that it needs.
-        encoding: encoding of CSV and JSON. A row with other bytes, or a malformed row, fails the query.
+        encoding: encoding of CSV and JSON. A row with other bytes is malformed.
+        malformed: what a malformed row of CSV or JSON does: ``fail`` (it fails the query) or ``keep``. The stream then
+            also has the column :data:`ORIGIN`, for :func:`postdate.pipeline.delay.split_rejected`.
 
     Raises:
         PipelineError: the directory is missing, or the format, the encoding or the schema is invalid.
     """
-    if format not in _FORMATS:
+    if format not in _STREAM_FORMATS:
         raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
     if files_at_once < 1:
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
-    checked_encoding = _check_encoding(Encoding(encoding), format)
+    checked_encoding = _check_encoding(texts.Encoding(encoding), format)
     with ExitStack() as stack:
         stack.enter_context(shorten_errors(f"cannot read {path!r} with the schema {schema!r}"))
         if format == "parquet" and _NANOSECONDS.search(schema):
@@ -113,23 +165,138 @@ def read_directory(
         reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE)
         if format == "parquet":
             # A malformed value must not become a null, which would look like a row without a due time.
-            return _convert_to_microseconds(reader.options(mode="FAILFAST").schema(schema).format(format).load(path))
+            rows = reader.options(mode="FAILFAST").schema(schema).format(format).load(path)
+            return _convert_to_microseconds(rows if malformed == "fail" else rows.selectExpr("*", _PARQUET_ORIGIN))
         columns: StructType = spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).schema[0].dataType  # type: ignore[assignment]
+        if malformed == "keep":
+            return _rows_with_origin(reader, path, columns, format, checked_encoding)
         if format == "csv":
-            texts = _csv_records(reader, path, checked_encoding).mapInArrow(
+            rows = _csv_records(reader, path, checked_encoding).mapInArrow(
                 partial(_csv_texts, columns.fieldNames(), checked_encoding), "text string"
             )
             row = F.from_csv("text", schema, {"mode": "FAILFAST", "escape": '"', "multiLine": "true"})
         else:
-            texts = _lines(reader, path).mapInArrow(partial(_json_texts, checked_encoding), "text string")
+            rows = _lines(reader, path).mapInArrow(partial(_json_texts, checked_encoding), "text string")
             row = F.from_json("text", schema, {"mode": "FAILFAST"})
-        return texts.select(row.alias("row")).select("row.*")
+        return rows.select(row.alias("row")).select("row.*")
 
 
-def _check_encoding(encoding: Encoding, name: str) -> Encoding:
+def _check_encoding(encoding: texts.Encoding, name: str) -> texts.Encoding:
     if name == "json" and not encoding.is_ascii_compatible:
         raise PipelineError(f"JSON is not read in {encoding.name}; convert it to UTF-8")
     return encoding
+
+
+# --- where rows stand, and streams that keep malformed rows -----------------------------------------------------------
+
+
+ORIGIN_FIELD: Final = StructField(ORIGIN, from_arrow_type(texts.ORIGIN_TYPE))
+_PARQUET_ORIGIN: Final = (
+    "struct(_metadata.file_path AS file, CAST(NULL AS BIGINT) AS line, CAST(NULL AS BINARY) AS content, "
+    f"CAST(NULL AS STRING) AS reason, CAST(NULL AS STRING) AS detail) AS {ORIGIN}"
+)
+_TEXT_WITH_ORIGIN: Final = StructType([StructField("text", StringType()), ORIGIN_FIELD])
+_WRONG_VALUE: Final = "_corrupt_record"
+"""The column in which Spark puts the text of a row with a value that is not of its type."""
+
+_MALFORMED_DETAIL: Final = (
+    "the line has more or fewer cells than the header line, or is no JSON object with each name once"
+)
+_VALUE_DETAIL: Final = "a value is not of the type that the schema names"
+
+
+def _origin_of(row: texts.Row, file: str, encoding: texts.Encoding) -> texts.RowOrigin:
+    if not row.is_malformed:
+        return texts.RowOrigin(file, row.line, row.content)
+    if encoding.is_valid(row.content):
+        return texts.RowOrigin(file, row.line, row.content, "malformed_row", _MALFORMED_DETAIL)
+    detail = f"the row is no {encoding.name}; bytes has it as it is. Say which encoding the file has"
+    return texts.RowOrigin(file, row.line, row.content, NOT_UTF8, detail)
+
+
+def _rows_with_origin(
+    reader: Any,
+    path: str,
+    columns: StructType,
+    format: str,  # noqa: A002 - Spark's word
+    encoding: texts.Encoding,
+) -> DataFrame:
+    """Return the rows of a stream with :data:`ORIGIN`. Malformed rows have a reason there, and nulls elsewhere."""
+    if not {_WRONG_VALUE, ORIGIN}.isdisjoint(columns.fieldNames()):
+        raise PipelineError(f"a column must not have the name {_WRONG_VALUE!r} or {ORIGIN!r}; rename it")
+    parsed_columns = StructType([*columns.fields, StructField(_WRONG_VALUE, StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _WRONG_VALUE}
+    if format == "csv":
+        # A quote inside quotes must not fail the query: the record is malformed when it is parsed here.
+        records = _csv_records(reader, path, encoding, unescaped_quotes="STOP_AT_DELIMITER")
+        rows = records.mapInArrow(partial(_csv_origins, columns.fieldNames(), encoding), _TEXT_WITH_ORIGIN)
+        schema = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in parsed_columns)
+        row = F.from_csv("text", schema, {**options, "escape": '"', "multiLine": "true"})
+    else:
+        lines = _lines(reader, path, with_origin=True).select("line", "_file", "_start")
+        rows = lines.mapInArrow(partial(_json_origins, encoding), _TEXT_WITH_ORIGIN)
+        row = F.from_json("text", parsed_columns, options)
+    parsed, origin = rows.select(row.alias("parsed"), ORIGIN), F.col(ORIGIN)
+    is_wrong_value = origin["reason"].isNull() & F.col(f"parsed.{_WRONG_VALUE}").isNotNull()
+    wrong_value = origin.withField("reason", F.lit("malformed_value")).withField("detail", F.lit(_VALUE_DETAIL))
+    return parsed.select(
+        *(F.col(f"parsed.{quote_name(name)}") for name in columns.fieldNames()),
+        F.when(is_wrong_value, wrong_value).otherwise(origin).alias(ORIGIN),
+    )
+
+
+def _json_origins(encoding: texts.Encoding, batches: Batches) -> Batches:
+    """Return each line as a text, or as malformed. A part of a file that is not its first does not know its lines."""
+    numbers = Counter[tuple[str, int]]()
+    for batch in batches:
+        rows = list[tuple[str | None, texts.RowOrigin]]()
+        for line, path, start in zip(*(_column(batch, number) for number in range(3)), strict=True):
+            numbers[path, start] += 1
+            if line.strip():
+                is_malformed = texts.json_object(line, encoding, case_sensitive=True) is None
+                text = None if is_malformed else (encoding.decode(line) or "").removeprefix("\ufeff")
+                origin = _origin_of(texts.Row((), is_malformed, line, numbers[path, start]), path, encoding)
+                rows.append((text, origin if start == 0 else origin._replace(line=None)))
+        yield _text_batch(rows)
+
+
+def _csv_origins(names: list[str], encoding: texts.Encoding, batches: Batches) -> Batches:
+    """Return each record as one text. A file whose header line is wrong has no rows; all its records are malformed."""
+    file: texts.CsvFile | None = None
+    wrong_header: str | None = None
+    for batch in batches:
+        rows = list[tuple[str | None, texts.RowOrigin]]()
+        for path, record in zip(_column(batch, 0), _column(batch, 1), strict=True):
+            if file is None or file.path != path:
+                file, wrong_header = texts.CsvFile(path, names, encoding), None
+            is_header, line = file.lines == 0, file.lines + 1
+            if record is None:
+                detail = f"the record has more than {_MOST_CELLS} cells, so that it cannot be shown"
+                wrong_header = detail if is_header else wrong_header
+                rows.append((None, texts.RowOrigin(path, line, None, "malformed_row", detail)))
+                file.lines += 1
+                continue
+            content = record.encode("latin-1") if encoding.is_ascii_compatible else record.encode()
+            try:
+                record_rows = list(file.rows(record))
+            except PipelineError as error:
+                wrong_header = str(error) if is_header else wrong_header
+                reason = "wrong_header" if is_header else "unclosed_quote"
+                rows.append((None, texts.RowOrigin(path, line, content, reason, str(error))))
+                continue
+            if wrong_header is not None:
+                rows.append((None, texts.RowOrigin(path, line, content, "wrong_header", wrong_header)))
+                continue
+            for row in record_rows:
+                text = None if row.is_malformed else ",".join(map(_quote_cell, row.cells))
+                rows.append((text, _origin_of(row, path, encoding)))
+        yield _text_batch(rows)
+
+
+def _text_batch(rows: Sequence[tuple[str | None, texts.RowOrigin]]) -> pa.RecordBatch:
+    arrays: list[Any] = [pa.array([text for text, _ in rows], pa.string())]
+    arrays.append(texts.origin_array([origin for _, origin in rows]))
+    return pa.RecordBatch.from_arrays(arrays, names=["text", ORIGIN])
 
 
 # --- CSV: Spark cuts files into records, which need not have the columns of a schema ----------------------------------
@@ -147,12 +314,18 @@ So each record is malformed for Spark, which then returns it whole.
 """
 
 
-def _csv_records(reader: Any, path: str, encoding: Encoding) -> DataFrame:
+def _csv_records(
+    reader: Any,
+    path: str,
+    encoding: texts.Encoding,
+    delimiter: str = ",",
+    unescaped_quotes: str = "RAISE_ERROR",
+) -> DataFrame:
     """Return the records of files unchanged, without empty lines, and the columns from the names of folders."""
     rows = (
         reader.format("csv")
-        .options(multiLine=True, escape='"', unescapedQuoteHandling="RAISE_ERROR", encoding=encoding.spark_encoding)
-        .options(maxColumns=_MOST_CELLS, columnNameOfCorruptRecord="record", mode="PERMISSIVE")
+        .options(multiLine=True, escape='"', unescapedQuoteHandling=unescaped_quotes, encoding=encoding.spark_encoding)
+        .options(sep=delimiter, maxColumns=_MOST_CELLS, columnNameOfCorruptRecord="record", mode="PERMISSIVE")
         .schema(_RECORD)
         .load(path)
     )
@@ -161,41 +334,40 @@ def _csv_records(reader: Any, path: str, encoding: Encoding) -> DataFrame:
     return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *map(quote_name, folders))
 
 
-def _csv_rows(spark: SparkSession, files: DataFrame, path: str, encoding: Encoding) -> DataFrame:
+def _csv_rows(spark: SparkSession, files: DataFrame, path: str, encoding: texts.Encoding, delimiter: str) -> DataFrame:
     first = files.select("_file", "record", "c0").take(1)
     if not first:
         raise PipelineError(f"{path!r} has no line of names")
-    header = read_header(first[0]["_file"], first[0]["record"], encoding)
-    names = header_names(header, case_sensitive=_is_case_sensitive(spark))
-    schema = _schema_of(names, files)
-    return files.mapInArrow(partial(_parse_csv, header, encoding), schema)
+    header = texts.read_header(first[0]["_file"], first[0]["record"], encoding, delimiter)
+    names = texts.header_names(header, case_sensitive=_is_case_sensitive(spark))
+    schema = _schema_of(names, [field for field in files.schema if field.name not in {"_file", "record", "c0"}])
+    return files.mapInArrow(partial(_parse_csv, header, encoding, delimiter), schema)
 
 
-def _schema_of(names: list[str], files: DataFrame) -> StructType:
-    """Return the columns of rows: those of the files, that of malformed lines, and those from the names of folders."""
-    if MALFORMED in names:
-        raise PipelineError(f"a column must not have the name {MALFORMED!r}; rename it")
-    folders = [field for field in files.schema if field.name not in {"_file", "record", "c0"}]
-    return StructType(
-        [*(StructField(name, StringType()) for name in names), StructField(MALFORMED, BinaryType()), *folders]
-    )
+def _schema_of(names: Sequence[str], folders: Sequence[StructField]) -> StructType:
+    """Return the columns of rows: those of the files, their origin, and those from the names of folders."""
+    if ORIGIN in names:
+        raise PipelineError(f"a column must not have the name {ORIGIN!r}; rename it")
+    return StructType([*(StructField(name, StringType()) for name in names), ORIGIN_FIELD, *folders])
 
 
-def _parse_csv(header: list[str | None], encoding: Encoding, batches: Batches) -> Batches:
-    for batch, origins, rows in _csv_file_rows(header, encoding, batches):
-        yield to_table(rows, origins, batch, len(header), skipped=3)
+def _parse_csv(header: list[str | None], encoding: texts.Encoding, delimiter: str, batches: Batches) -> Batches:
+    for batch, positions, rows in _csv_file_rows(header, encoding, batches, delimiter):
+        paths = _column(batch, 0)
+        origins = [_origin_of(row, paths[position], encoding) for row, position in zip(rows, positions, strict=True)]
+        yield texts.to_table(rows, origins, positions, batch, len(header), skipped=3)
 
 
-def _csv_texts(names: list[str], encoding: Encoding, batches: Batches) -> Batches:
+def _csv_texts(names: list[str], encoding: texts.Encoding, batches: Batches) -> Batches:
     """Check the records of a stream, and return each as one text."""
     for _, _, rows in _csv_file_rows(list(names), encoding, batches):
-        for _, malformed in rows:
-            if malformed is not None:
+        for row in rows:
+            if row.is_malformed:
                 raise PipelineError(
-                    f"a record has other cells than the header line, or is no {encoding.name}: {malformed[:200]!r}"
+                    f"a record has other cells than the header line, or is no {encoding.name}: {row.content[:200]!r}"
                 )
-        texts = [",".join(map(_quote_cell, cells)) for cells, _ in rows]
-        yield pa.record_batch([pa.array(texts, pa.string())], names=["text"])
+        contents = [",".join(map(_quote_cell, row.cells)) for row in rows]
+        yield pa.record_batch([pa.array(contents, pa.string())], names=["text"])
 
 
 def _quote_cell(cell: str | None) -> str:
@@ -203,22 +375,22 @@ def _quote_cell(cell: str | None) -> str:
 
 
 def _csv_file_rows(
-    header: list[str | None], encoding: Encoding, batches: Batches
-) -> Iterator[tuple[pa.RecordBatch, list[int], list[Row]]]:
+    header: list[str | None], encoding: texts.Encoding, batches: Batches, delimiter: str = ","
+) -> Iterator[tuple[pa.RecordBatch, list[int], list[texts.Row]]]:
     """Yield the rows of each batch, with the positions of their records in it. A task has whole files, in order."""
-    file: CsvFile | None = None
+    file: texts.CsvFile | None = None
     for batch in batches:
-        rows, origins = list[Row](), list[int]()
+        rows, positions = list[texts.Row](), list[int]()
         paths, contents = _column(batch, 0), _column(batch, 1)
         for position, (path, record) in enumerate(zip(paths, contents, strict=True)):
             if file is None or file.path != path:
-                file = CsvFile(path, header, encoding)
+                file = texts.CsvFile(path, header, encoding, delimiter)
             if record is None:
                 raise PipelineError(f"{path} has a record of {_MOST_CELLS + 1} cells; at most {_MOST_CELLS} are read")
             for row in file.rows(record):
                 rows.append(row)
-                origins.append(position)
-        yield batch, origins, rows
+                positions.append(position)
+        yield batch, positions, rows
 
 
 def _column(batch: pa.RecordBatch, number: int) -> list[Any]:
@@ -228,60 +400,97 @@ def _column(batch: pa.RecordBatch, number: int) -> list[Any]:
 # --- JSON: one object a line ------------------------------------------------------------------------------------------
 
 
-def _lines(reader: Any, path: str) -> DataFrame:
+def _lines(reader: Any, path: str, *, with_origin: bool = False) -> DataFrame:
+    """Return the lines as bytes, and the columns from the names of folders.
+
+    ``with_origin``: each line has its file, and the byte at which the part of the file begins that its task reads.
+    """
     rows = reader.format("text").load(path)
-    folders = [name for name in rows.columns if name != "value"]
-    return rows.select(F.col("value").cast("binary").alias("line"), *map(quote_name, folders))
+    folders = [quote_name(name) for name in rows.columns if name != "value"]
+    origin = [F.col("_metadata.file_path").alias("_file"), F.col("_metadata.file_block_start").alias("_start")]
+    return rows.select(F.col("value").cast("binary").alias("line"), *(origin if with_origin else ()), *folders)
 
 
-def _json_rows(spark: SparkSession, lines: DataFrame, path: str, encoding: Encoding) -> DataFrame:
+def _json_rows(spark: SparkSession, lines: DataFrame, path: str, encoding: texts.Encoding) -> DataFrame:
     case_sensitive = _is_case_sensitive(spark)
-    parse_as_written = partial(json_object, encoding=encoding, case_sensitive=True)
-    name_rows = (
-        lines.select("line").mapInArrow(partial(_json_names, parse_as_written), "name string").distinct().collect()
+    parse_as_written = partial(texts.json_object, encoding=encoding, case_sensitive=True)
+    facts = (
+        lines.select("line", "_file", "_start")
+        .mapInArrow(partial(_json_facts, parse_as_written), "name string, file string, start long, lines long")
+        .distinct()
+        .collect()
     )
     columns = dict[str, str]()  # Names are compared in lower case, unless names that differ only in case are different.
-    for name in sorted((row["name"] for row in name_rows), key=str.swapcase):
+    for name in sorted((row["name"] for row in facts if row["name"] is not None), key=str.swapcase):
         columns.setdefault(name if case_sensitive else name.lower(), name)
-    if MALFORMED in columns:
-        raise PipelineError(f"{path!r} has the name {MALFORMED!r} in it; rename it")
-    folders = [field for field in lines.schema if field.name != "line"]
-    cells = [StructField(name, StringType()) for name in columns.values()]
-    schema = StructType([*cells, StructField(MALFORMED, BinaryType()), *folders])
-    parse = partial(json_object, encoding=encoding, case_sensitive=case_sensitive)
-    return lines.mapInArrow(partial(_parse_json, parse, list(columns)), schema)
+    if facts and not columns:
+        raise PipelineError(f"no line of {path!r} is a JSON object in {encoding.name}; say which encoding it has")
+    schema = _schema_of([*columns.values()], [field for field in lines.schema if field.name not in _LINE_COLUMNS])
+    parse = partial(texts.json_object, encoding=encoding, case_sensitive=case_sensitive)
+    return lines.mapInArrow(partial(_parse_json, parse, encoding, list(columns), _lines_before(facts)), schema)
 
 
-def _json_names(parse: Callable[[bytes], Mapping[str, str | None] | None], batches: Batches) -> Batches:
-    names = set[str]()
+_LINE_COLUMNS: Final = frozenset({"line", "_file", "_start"})
+
+
+def _lines_before(facts: Sequence[Any]) -> dict[tuple[str, int], int]:
+    """Return the number of lines before each part of a file that does not begin with its first line."""
+    lines_before, count, file = dict[tuple[str, int], int](), 0, None
+    parts = sorted((row["file"], row["start"], row["lines"]) for row in facts if row["name"] is None)
+    for part_file, start, lines in parts:
+        count = count if part_file == file else 0
+        if count:
+            lines_before[part_file, start] = count
+        file, count = part_file, count + lines
+    return lines_before
+
+
+def _json_facts(parse: Callable[[bytes], Mapping[str, str | None] | None], batches: Batches) -> Batches:
+    """Return the names in the lines of a task, and the number of lines of each part of a file."""
+    names, lines = set[str](), Counter[tuple[str, int]]()
     for batch in batches:
+        lines.update(zip(_column(batch, 1), _column(batch, 2), strict=True))
         for line in _column(batch, 0):
             names.update(parse(line) or () if line.strip() else ())
-    yield pa.record_batch([pa.array(sorted(names), pa.string())], names=["name"])
+    rows: list[dict[str, Any]] = [{"name": name} for name in sorted(names)]
+    rows += [{"file": file, "start": start, "lines": count} for (file, start), count in lines.items()]
+    yield pa.RecordBatch.from_pylist(rows, _FACTS)
+
+
+_FACTS: Final = pa.schema([("name", pa.string()), ("file", pa.string()), ("start", pa.int64()), ("lines", pa.int64())])
 
 
 def _parse_json(
-    parse: Callable[[bytes], Mapping[str, str | None] | None], names: list[str], batches: Batches
+    parse: Callable[[bytes], Mapping[str, str | None] | None],
+    encoding: texts.Encoding,
+    names: list[str],
+    lines_before: Mapping[tuple[str, int], int],
+    batches: Batches,
 ) -> Batches:
+    numbers = Counter[tuple[str, int]](lines_before)
     for batch in batches:
-        rows, origins = list[Row](), list[int]()
-        for position, line in enumerate(_column(batch, 0)):
+        rows, origins, positions = list[texts.Row](), list[texts.RowOrigin](), list[int]()
+        for position, (line, *part) in enumerate(zip(*(_column(batch, number) for number in range(3)), strict=True)):
+            file, start = part
+            numbers[file, start] += 1
             if line.strip():
                 values = parse(line)
-                rows.append(([None] * len(names), line) if values is None else ([*map(values.get, names)], None))
-                origins.append(position)
-        yield to_table(rows, origins, batch, len(names), skipped=1)
+                cells = [None] * len(names) if values is None else [*map(values.get, names)]
+                rows.append(texts.Row(cells, values is None, line, numbers[file, start]))
+                origins.append(_origin_of(rows[-1], file, encoding))
+                positions.append(position)
+        yield texts.to_table(rows, origins, positions, batch, len(names), skipped=3)
 
 
-def _json_texts(encoding: Encoding, batches: Batches) -> Batches:
+def _json_texts(encoding: texts.Encoding, batches: Batches) -> Batches:
     """Check the lines of a stream, and return them as texts."""
     for batch in batches:
         lines = [line for line in _column(batch, 0) if line.strip()]
         for line in lines:
-            if json_object(line, encoding, case_sensitive=True) is None:
+            if texts.json_object(line, encoding, case_sensitive=True) is None:
                 raise PipelineError(f"a line is no JSON object in {encoding.name}, or has a name twice: {line[:200]!r}")
-        texts = [(encoding.decode(line) or "").removeprefix("\ufeff") for line in lines]
-        yield pa.record_batch([pa.array(texts, pa.string())], names=["text"])
+        contents = [(encoding.decode(line) or "").removeprefix("\ufeff") for line in lines]
+        yield pa.record_batch([pa.array(contents, pa.string())], names=["text"])
 
 
 def _is_case_sensitive(spark: SparkSession) -> bool:
@@ -291,14 +500,15 @@ def _is_case_sensitive(spark: SparkSession) -> bool:
 # --- Parquet, and nanoseconds, which pandas writes by default ---------------------------------------------------------
 
 
-def _read_parquet(spark: SparkSession, path: str) -> DataFrame:
+def _read_columns(spark: SparkSession, path: str, name: str) -> DataFrame:
+    """Read Parquet or ORC."""
     try:
-        return _convert_to_microseconds(spark.read.options(mergeSchema=True).parquet(path))
+        return _convert_to_microseconds(spark.read.options(mergeSchema=True).format(name).load(path))
     except Exception as error:
         if "nanos" not in str(error).lower():  # The error names the setting, or the type.
             raise
         with _nanosecond_session(spark) as session:
-            return _convert_to_microseconds(session.read.options(mergeSchema=True).parquet(path))
+            return _convert_to_microseconds(session.read.options(mergeSchema=True).format(name).load(path))
 
 
 @contextmanager

@@ -19,19 +19,9 @@ from pyspark.sql.types import StringType, TimestampType
 
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
-from postdate.messages import aware_utc
+from postdate.messages import OF_THE_STORE, aware_utc
+from postdate.pipeline import forecast_result
 from postdate.pipeline.forecast_rates import HerdSpan, Load, find_herds, horizon, needed_rate, round_width
-from postdate.pipeline.forecast_result import (
-    AUTO,
-    FRAME_WIDTHS,
-    DestinationLoad,
-    DestinationShare,
-    ForecastOptions,
-    ForecastResult,
-    Herd,
-    LoadInterval,
-    NeededRate,
-)
 from postdate.pipeline.frames import STORAGE, persist_frame, scan_frame, scan_parts
 from postdate.pipeline.rows import CALENDAR, quote_name
 from postdate.pipeline.session import check_utc
@@ -50,8 +40,13 @@ _TOLERANCES_SECONDS = (10.0, 60.0)
 
 
 def forecast(
-    spark: SparkSession, store: StoreSpec, now: datetime, options: ForecastOptions | None = None, *, partitions: int = 4
-) -> ForecastResult:
+    spark: SparkSession,
+    store: StoreSpec,
+    now: datetime,
+    options: forecast_result.ForecastOptions | None = None,
+    *,
+    partitions: int = 4,
+) -> forecast_result.ForecastResult:
     """Forecast the pending messages of a store.
 
     This runs on the driver; the store is read and counted on the executors.
@@ -72,17 +67,18 @@ def forecast(
     started, as_of = time.perf_counter(), aware_utc(now, "now")
     check_utc(spark)
     pending = scan_frame(spark, store, "pending", ("due", "destination"), scan_parts(store, "pending", partitions))
-    return _forecast(pending, as_of, options or ForecastOptions(), store.redacted_address, started)
+    pending = pending.where(~F.col("destination").isin(*OF_THE_STORE))
+    return _forecast(pending, as_of, options or forecast_result.ForecastOptions(), store.redacted_address, started)
 
 
 def forecast_frame(
     messages: DataFrame,
     now: datetime,
-    options: ForecastOptions | None = None,
+    options: forecast_result.ForecastOptions | None = None,
     *,
     due: str = "due",
     destination: str = "destination",
-) -> ForecastResult:
+) -> forecast_result.ForecastResult:
     """Forecast any table of messages, such as a plan that is not scheduled yet.
 
     This runs on the driver; the table is read once, on the executors.
@@ -111,18 +107,20 @@ def forecast_frame(
                 f"cast it before"
             )
     columns = [messages[quote_name(column)].alias(name) for name, (column, _) in columns_by_name.items()]
-    return _forecast(messages.select(columns), as_of, options or ForecastOptions(), "a table", started)
+    return _forecast(messages.select(columns), as_of, options or forecast_result.ForecastOptions(), "a table", started)
 
 
 def _forecast(
-    messages: DataFrame, as_of: datetime, options: ForecastOptions, source: str, started: float
-) -> ForecastResult:
+    messages: DataFrame, as_of: datetime, options: forecast_result.ForecastOptions, source: str, started: float
+) -> forecast_result.ForecastResult:
     with ExitStack() as stack:
         counts = persist_frame(stack, _count_by_second(messages, as_of))
         total = _total(counts)
         step = _step(counts, total["groups"])
         upcoming = _upcoming(counts, step)
-        width = round_width(_span(upcoming), MOST_INTERVALS, max(FRAME_WIDTHS.get(options.width, 1), step))
+        width = round_width(
+            _span(upcoming), MOST_INTERVALS, max(forecast_result.FRAME_WIDTHS.get(options.width, 1), step)
+        )
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
         destination_count = len(destinations)
@@ -130,7 +128,7 @@ def _forecast(
             destination_count = counts.where("second IS NOT NULL").select("destination").distinct().count()
         spans = find_herds(upcoming, options.herd_factor, options.herd_least)
         load_width = _load_width(upcoming, options.width)
-        return ForecastResult(
+        return forecast_result.ForecastResult(
             source=source,
             as_of=as_of,
             options=options,
@@ -213,7 +211,7 @@ def _upcoming(counts: DataFrame, step: int) -> Load:
     return Load(seconds[order], messages[order], step)
 
 
-def _destinations(counts: DataFrame) -> tuple[DestinationLoad, ...]:
+def _destinations(counts: DataFrame) -> tuple[forecast_result.DestinationLoad, ...]:
     by_destination = counts.where("second IS NOT NULL").groupBy("destination")
     rows = by_destination.agg(
         F.sum("messages").alias("messages"),
@@ -223,7 +221,7 @@ def _destinations(counts: DataFrame) -> tuple[DestinationLoad, ...]:
         F.max("messages").alias("most"),
     )
     return tuple(
-        DestinationLoad(
+        forecast_result.DestinationLoad(
             destination=row["destination"],
             messages=row["messages"],
             overdue=row["overdue"],
@@ -243,10 +241,13 @@ def _span(load: Load) -> int:
 
 
 def _load_width(load: Load, width_name: str) -> int:
-    if width_name != AUTO:
-        return FRAME_WIDTHS[width_name]
+    if width_name != forecast_result.AUTO:
+        return forecast_result.FRAME_WIDTHS[width_name]
     span = _span(load)
-    return next((width for width in FRAME_WIDTHS.values() if span < MOST_INTERVALS * width), FRAME_WIDTHS["day"])
+    return next(
+        (width for width in forecast_result.FRAME_WIDTHS.values() if span < MOST_INTERVALS * width),
+        forecast_result.FRAME_WIDTHS["day"],
+    )
 
 
 def _load(counts: DataFrame, width: int) -> DataFrame:
@@ -263,8 +264,8 @@ def _load(counts: DataFrame, width: int) -> DataFrame:
 
 
 def _intervals(
-    counts: DataFrame, width: int, end: int, destinations: Sequence[DestinationLoad]
-) -> tuple[LoadInterval, ...]:
+    counts: DataFrame, width: int, end: int, destinations: Sequence[forecast_result.DestinationLoad]
+) -> tuple[forecast_result.LoadInterval, ...]:
     separate_names = [each.destination for each in destinations[:_SEPARATE_DESTINATIONS]]
     name = F.col("destination")
     index = F.coalesce(
@@ -281,11 +282,11 @@ def _intervals(
     for row in rows:
         counts_by_start.setdefault(row["start"], {})[row["place"]] = row["messages"]
     return tuple(
-        LoadInterval(
+        forecast_result.LoadInterval(
             start=from_microseconds(start * 1_000_000),
             messages=sum(by_place.values()),
             destinations=tuple(
-                DestinationShare(each, by_place[number])
+                forecast_result.DestinationShare(each, by_place[number])
                 for number, each in enumerate(separate_names)
                 if number in by_place
             ),
@@ -295,7 +296,7 @@ def _intervals(
     )
 
 
-def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Herd, ...]:
+def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[forecast_result.Herd, ...]:
     """Add to each herd the destinations of its messages."""
     if not spans:
         return ()
@@ -312,11 +313,11 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
         .agg(F.slice(F.sort_array(F.collect_list(F.struct("fewer", "destination"))), 1, _DESTINATIONS_OF_A_HERD))
     )
     top_shares = {
-        row[0]: tuple(DestinationShare(share["destination"], -share["fewer"]) for share in row[1])
+        row[0]: tuple(forecast_result.DestinationShare(share["destination"], -share["fewer"]) for share in row[1])
         for row in herd_shares.collect()
     }
     return tuple(
-        Herd(
+        forecast_result.Herd(
             start=from_microseconds(span.start * 1_000_000),
             seconds=span.seconds,
             messages=span.messages,
@@ -331,11 +332,13 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
 # --- the rate that is needed ------------------------------------------------------------------------------------------
 
 
-def _needed_rates(load: Load, as_of: datetime, overdue: int, tolerance: timedelta) -> tuple[NeededRate, ...]:
+def _needed_rates(
+    load: Load, as_of: datetime, overdue: int, tolerance: timedelta
+) -> tuple[forecast_result.NeededRate, ...]:
     """Return the needed rates. No tolerance can be shorter than a step."""
     upcoming, with_overdue = (load.starting_at(to_microseconds(as_of) // 1_000_000, each) for each in (0, overdue))
     tolerances = (tolerance.total_seconds(), *_TOLERANCES_SECONDS)
     return tuple(
-        NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(with_overdue, seconds))
+        forecast_result.NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(with_overdue, seconds))
         for seconds in sorted({max(seconds, float(load.step)) for seconds in tolerances})
     )

@@ -12,31 +12,27 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from postdate.clock import to_microseconds
-from postdate.pipeline.forecast_result import (
-    DestinationShare,
-    ForecastResult,
-    Herd,
-    format_destination,
-    format_instant,
-    format_rate,
-    headlines,
-)
-from postdate.pipeline.page import count_axis, format_seconds, render_page, svg_axes, time_axis
+from postdate.pipeline import forecast_result
+from postdate.pipeline.page import count_axis, format_seconds, render_page, svg_axes, time_axis, usual_height
 
 _MOST_ROWS = 100
 """Maximum number of destinations shown: a longer table is hard to read, and the JSON has more."""
 
 
-def render_forecast(result: ForecastResult, title: str = "What falls due") -> str:
+def render_forecast(result: forecast_result.ForecastResult, title: str = "What falls due") -> str:
     """Return a forecast as a complete HTML page; ``title`` is its heading."""
     return render_page(
         "forecast",
         title,
         {"load_chart": load_chart(result) if result.intervals else None},
-        {"instant": format_instant, "rate": format_rate, "destination": format_destination},
+        {
+            "instant": forecast_result.format_instant,
+            "rate": forecast_result.format_rate,
+            "destination": forecast_result.format_destination,
+        },
         result=result,
         mood="worry" if result.overdue or result.herds else "plain",
-        headlines=headlines(result),
+        headlines=forecast_result.headlines(result),
         worth_showing=_visible_shares,
         legend=stacked_colours(result),
         others=any(interval.others for interval in result.intervals),
@@ -44,11 +40,11 @@ def render_forecast(result: ForecastResult, title: str = "What falls due") -> st
     )
 
 
-def write_forecast(result: ForecastResult, path: Path, title: str = "What falls due") -> None:
+def write_forecast(result: forecast_result.ForecastResult, path: Path, title: str = "What falls due") -> None:
     path.write_text(render_forecast(result, title), encoding="utf-8")
 
 
-def _visible_shares(herd: Herd) -> list[DestinationShare]:
+def _visible_shares(herd: forecast_result.Herd) -> list[forecast_result.DestinationShare]:
     """Return the destinations without those that would be shown as 0 %."""
     return [share for share in herd.destinations if 200 * share.messages >= herd.messages]
 
@@ -70,16 +66,20 @@ _FIRST_DAY = to_microseconds(datetime(1, 1, 1, tzinfo=UTC)) / _DAY_MICROSECONDS
 _LAST_DAY = to_microseconds(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)) / _DAY_MICROSECONDS
 
 
-def stacked_colours(result: ForecastResult) -> list[tuple[str | None, str]]:
+def stacked_colours(result: forecast_result.ForecastResult) -> list[tuple[str | None, str]]:
     """Return the destinations that the load chart shows separately, with their CSS colours; most messages first."""
     separate_names = {share.destination for interval in result.intervals for share in interval.destinations}
     names = [each.destination for each in result.destinations if each.destination in separate_names]
     return [(name, _CSS_COLOURS[colour]) for name, colour in zip(names, _STACKED, strict=False)]
 
 
-def load_chart(result: ForecastResult) -> str:
-    """Return the load over time, stacked by destination, with the biggest herds marked, as one SVG element."""
-    with svg_axes("load", _CSS_COLOURS) as (axes, svg_texts):
+def load_chart(result: forecast_result.ForecastResult) -> str:
+    """Return the load over time, stacked by destination, with the biggest herds marked, as one SVG element.
+
+    If a herd would flatten all other times, a second panel shows them, and cuts off the herd.
+    """
+    usual = usual_height([interval.messages for interval in result.intervals])
+    with svg_axes("load", _CSS_COLOURS, panels=1 if usual is None else 2) as (panels, svg_texts):
         starts = [to_microseconds(interval.start) / _DAY_MICROSECONDS for interval in result.intervals]
         names = [name for name, _ in stacked_colours(result)]
         days = result.interval_seconds / 86_400  # Matplotlib counts time in days.
@@ -88,15 +88,23 @@ def load_chart(result: ForecastResult) -> str:
         layers = [[each.get(name, 0) for each in shares] for name in names]
         remainder = [each.others for each in result.intervals]
         for heights, colour in [*zip(layers, _STACKED, strict=False), (remainder, _REMAINDER)]:
-            axes.bar(starts, heights, days, bottom, align="edge", color=colour, linewidth=0)
+            for axes in panels:
+                axes.bar(starts, heights, days, bottom, align="edge", color=colour, linewidth=0)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-        _mark_herds(axes, result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)
-        _set_limits(axes, starts[0], starts[-1] + days)
-        count_axis(axes, f"messages in {format_seconds(result.interval_seconds)}")
+        _mark_herds(panels[0], result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)
+        for axes in panels:
+            axes.margins(y=0.12)
+        count_axis(panels[0], f"messages in {format_seconds(result.interval_seconds)}")
+        if usual is not None:
+            count_axis(panels[1], "the same, without the peaks")
+            panels[1].set_ylim(top=usual)
+        _set_limits(panels[-1], starts[0], starts[-1] + days)
     return svg_texts[0]
 
 
-def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], width_seconds: int) -> None:
+def _mark_herds(
+    axes: Axes, herds: Sequence[forecast_result.Herd], tops: Mapping[float, int], width_seconds: int
+) -> None:
     """Number the biggest herds above their bars, as in the table below the chart."""
     width = width_seconds * 1_000_000
     numbers: dict[float, list[str]] = {}
@@ -112,8 +120,7 @@ def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], wi
 
 
 def _set_limits(axes: Axes, first: float, last: float) -> None:
-    """Leave some space at the sides and above. Time ends with the year 9999, for Matplotlib too."""
-    time_axis(axes)
+    """Leave some space at the sides. Time ends with the year 9999, for Matplotlib too."""
     margin = max((last - first) / 100, _SECOND)
     axes.set_xlim(max(first - margin, _FIRST_DAY), min(last + margin, _LAST_DAY))
-    axes.margins(y=0.12)
+    time_axis(axes)

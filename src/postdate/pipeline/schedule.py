@@ -5,7 +5,9 @@ SQL checks times and texts of rows; Arrow then checks whole batches, and only do
 store that accepts columns gets them without conversion.
 
 A row is stored unchanged or set aside as a whole. A text that is not UTF-8, or headers that JSON cannot represent, are
-never altered. The rows of the input are counted separately from the results, and the sums are compared.
+never altered. A row whose id the store knows is compared with what the store has; see
+:mod:`postdate.pipeline.duplicates`. The rows of the input are counted separately from the results, and the sums are
+compared.
 
 After a failure nothing is half done: every batch is a transaction, and ids that were stored before are left unchanged.
 So the same job can be run again.
@@ -14,10 +16,11 @@ So the same job can be run again.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -28,44 +31,48 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
-from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
+from pyspark.sql import types as sql_types
 
-from postdate.errors import PipelineError
+from postdate.core.upkeep.wall_times import ZoneMarkers
+from postdate.core.zones import read_rules
+from postdate.errors import PipelineError, StoreNotSetUp
 from postdate.messages import Headers
-from postdate.pipeline.files import MALFORMED
+from postdate.pipeline import rows as pipeline_rows
+from postdate.pipeline.duplicates import can_compare, find_conflicts, find_duplicate_ids
+from postdate.pipeline.files import ORIGIN, ORIGIN_FIELD
 from postdate.pipeline.frames import persist_frame
 from postdate.pipeline.lapsing import relative_expiry_of
-from postdate.pipeline.local_time import LocalTimes, read_time
+from postdate.pipeline.local_time import LocalTimes, ZoneTimes, differs_from_java, read_time
 from postdate.pipeline.plain import to_plain
-from postdate.pipeline.rows import (
-    MESSAGE_COLUMNS,
-    NOT_UTF8,
-    BadRow,
-    Batches,
-    pc,
-    quote_name,
-    spark_schema,
-    split_columns,
-    texts_of,
-)
 from postdate.pipeline.session import check_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
 from postdate.ports.scanning import WRITTEN_COLUMNS
 
 _SHOWN_COLUMNS = (*WRITTEN_COLUMNS, "row")
-_TEXTS = ("reason", "detail", *_SHOWN_COLUMNS)
+_TEXTS = ("reason", "detail", "file", *_SHOWN_COLUMNS)
 _BYTES: pa.DataType = pa.map_(pa.string(), pa.binary())
 _OUTCOME_ARROW = pa.schema(
     [
+        ("outcome", pa.string()),
         ("stored", pa.int64()),
         ("already_there", pa.int64()),
         *((name, pa.string()) for name in _TEXTS),
+        ("line", pa.int64()),
         ("bytes", _BYTES),
     ]
 )
-_CONTENT = spark_schema(MESSAGE_COLUMNS)
+_REJECTED_COLUMNS = ("reason", "detail", "file", "line", *_SHOWN_COLUMNS, "bytes")
+_COUNTS, _REJECTED, _CONFLICTING, _SAMPLE = "counts", "set_aside", "conflicting", "sample"
+_SAMPLE_ROWS = 10
+CONFLICTS_WITH_STORE = "conflicts_with_store"
+"""Reason of rows whose id the store knows with other content."""
+
+log = logging.getLogger("postdate.pipeline")
+
+_CONTENT = pipeline_rows.spark_schema(pipeline_rows.MESSAGE_COLUMNS)
 _REPORT_SCHEMA = "outcome string, reason string, rows long"
 _BEGINNING_CHARACTERS = 1_000
+_TOO_LARGE = "message_too_large"
 _REJECTED_FORMATS = frozenset({"json", "parquet"})
 
 
@@ -77,9 +84,10 @@ class ColumnMapping:
         message_id: text, 1 to 250 characters; the job is idempotent by this id.
         due: timestamp, or text in ISO 8601.
         destination: a column; or a fixed queue for all rows, written ``=queue``.
-        body: text (stored as UTF-8) or binary; ``None`` for messages without a body.
-        headers: map of texts, or text that is a JSON object; ``None`` for messages without headers. A value that is not
-            text becomes its JSON text, exactly as it is written.
+        body: text (stored as UTF-8) or binary; ``None`` for messages without a body. A struct, an array or a map is
+            stored as its JSON text.
+        headers: map of texts, struct, or text that is a JSON object; ``None`` for messages without headers. A value
+            that is not text becomes its JSON text, exactly as it is written. A null field of a struct is no header.
         expires_at: like ``due``; ``None`` for messages that never expire.
     """
 
@@ -127,9 +135,10 @@ class Rejects:
 
     Args:
         path: path of a directory, which must not exist yet.
-        format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as texts; a
-            malformed line of a file is written whole, as ``row``. ``bytes`` has the bytes of the texts that are not
-            UTF-8, by column; in JSON as base64.
+        format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, the message as texts; of CSV
+            and JSON also ``file``, ``line`` and ``row``, which is the whole row exactly as it stands in the file.
+            ``bytes`` has by column what a text cannot hold: bytes that are not UTF-8, and a whole body that is too
+            large; in JSON as base64.
     """
 
     path: Path
@@ -144,27 +153,40 @@ class Rejects:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """Result of a schedule job. ``read`` is the sum of ``accepted``, ``already_there`` and all of ``set_aside``.
+    """Result of a schedule job.
+
+    ``read`` is the sum of ``accepted``, ``already_there``, ``conflicting`` and all of ``set_aside``.
 
     Args:
         read: rows of the input, counted separately from the results.
         accepted: messages that are new in the store.
-        already_there: rows whose id was stored before, by this job (equal rows count once) or an earlier one.
+        already_there: rows whose id was stored before, by this job (equal rows count once) or an earlier one, and
+            which do not differ from what the store has.
+        conflicting: rows whose id was stored before with another due time, destination, expiry, body or other headers.
+            The store keeps what it has.
         set_aside: rows by reason.
-        rejected_to: directory of these rows; ``None`` if there are none, or if no directory was named.
+        rejected_to: directory of the rows that were not stored; ``None`` if there are none, or if no directory was
+            named.
         seconds: duration from the start to the last commit.
         reported_to: directory of the validation report; ``None`` if none was named.
         unused: columns of the input of which nothing was stored.
+        is_dry_run: nothing was stored: ``accepted`` counts the messages that would be.
+        sample: of a dry run, up to ten messages that would be stored, as texts.
+        rejected_sample: of a dry run, up to ten rows that would not be stored, as texts with ``reason`` and ``detail``.
     """
 
     read: int
     accepted: int
     already_there: int
+    conflicting: int = 0
     set_aside: Mapping[str, int] = field(default_factory=dict[str, int])
     rejected_to: str | None = None
     seconds: float = 0.0
     reported_to: str | None = None
     unused: tuple[str, ...] = ()
+    is_dry_run: bool = False
+    sample: tuple[Mapping[str, Any], ...] = ()
+    rejected_sample: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def rows_per_second(self) -> float:
@@ -187,9 +209,13 @@ class ScheduleJob:
         rejects: where to write rows that are not messages; without it, they are only counted.
         batch: number of messages stored in one transaction; by default a good number for the store.
         report: directory, which must not exist yet, for a Parquet table of results: ``outcome``
-            (``accepted``, ``already_there`` or ``set_aside``), ``reason`` (null unless set aside), ``rows``.
+            (``accepted``, ``already_there``, ``conflicting`` or ``set_aside``), ``reason`` (null unless set aside),
+            ``rows``.
         unused: columns that resemble an optional column of the usual names, but do not stand for it. An input with such
             a column that is not listed here is refused.
+        dry_run: read and check everything, and store nothing. No rejected rows and no report are written.
+        expected_rows: number of rows of the input, as another reader has counted them; see
+            :func:`postdate.pipeline.counting.count_rows`. Without it, the rows are only counted in a pass of their own.
     """
 
     store: StoreSpec
@@ -200,6 +226,8 @@ class ScheduleJob:
     batch: int | None = None
     report: Path | None = None
     unused: tuple[str, ...] = ()
+    dry_run: bool = False
+    expected_rows: int | None = None
 
     def __post_init__(self) -> None:
         if self.report is not None and self.report.exists():
@@ -225,19 +253,30 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
     """
     started = time.perf_counter()
     check_utc(messages.sparkSession)
-    messages, columns, unused = _resolve_columns(messages, job)
-    with open_spec(job.store, create=True) as store:
-        store.setup()
-        limit = store.largest_message_bytes
-    rows = _select_messages(messages, columns, job.local_times, limit)
+    columns, unused = _resolve_columns(messages, job)
+    limit, zone_times, is_set_up = _prepare_store(messages.sparkSession, job)
     with ExitStack() as stack:
         checksums = persist_frame(stack, _checksums(messages, columns))
         read = sum(row["rows"] for row in checksums.where("id_checksum IS NULL").collect())
+        if job.expected_rows not in {None, read}:
+            raise PipelineError(
+                f"another reader counts {job.expected_rows:,} rows in the input, and Spark reads {read:,}; nothing was "
+                f"stored"
+            )
+        rows = _select_messages(messages, columns, zone_times, limit)
         candidates = checksums.where("id_checksum IS NOT NULL").select("id_checksum")
         if candidates.count():
             rows = _mark_conflicts(rows, candidates, limit)
-        storing = partial(_store_all, job.store, job.now, job.batch)
-        outcomes = persist_frame(stack, rows.mapInArrow(storing, spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY)
+            if job.dry_run:  # Rows with one id come to one task, which counts them.
+                rows = rows.repartition("message_id")
+        handling = (
+            partial(_check_all, job.store if is_set_up else None, limit)
+            if job.dry_run
+            else partial(_store_all, job.store, job.now, job.batch)
+        )
+        outcomes = persist_frame(
+            stack, rows.mapInArrow(handling, pipeline_rows.spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY
+        )
         result = replace(_result(outcomes, job, started), unused=unused)
     if result.read != read:
         raise PipelineError(
@@ -247,24 +286,77 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
     return result
 
 
+def _prepare_store(spark: SparkSession, job: ScheduleJob) -> tuple[int, ZoneTimes | None, bool]:
+    """Return the limit of a message in bytes, the rules for clock times, and whether the store is set up."""
+    with _open_store(job) as (store, is_set_up):
+        if not can_compare(store.store):
+            log.warning(
+                "%s does not show its messages: rows whose ids it knows are not compared with them",
+                type(store.store).__name__,
+            )
+        limit, local_times = store.largest_message_bytes, job.local_times
+        if local_times is None:
+            return limit, None, is_set_up
+        markers = ZoneMarkers(store.store)
+        if job.dry_run:
+            markers.check_store(local_times.zone)
+            rules = read_rules(local_times.zone).content
+        else:
+            rules = store.portal.call(markers.ensure_marker, local_times.zone, job.now)
+    zone_times = ZoneTimes(local_times, rules)
+    if differs_from_java(spark, zone_times, job.now):
+        log.warning(
+            "the rules of %s in Spark's Java are not those of Python (%s): times are read by those of Python, as by "
+            "services",
+            local_times.zone,
+            read_rules(local_times.zone).version or "of an unknown version",
+        )
+    return limit, zone_times, is_set_up
+
+
+@contextmanager
+def _open_store(job: ScheduleJob) -> Generator[tuple[OpenStore, bool]]:
+    """Open the store, and set it up unless the job is a dry run. Yields also whether it is set up."""
+    is_set_up = not job.dry_run or _is_set_up(job.store)
+    with open_spec(job.store, create=not job.dry_run, connect=is_set_up) as store:
+        if not job.dry_run:
+            store.setup()
+        yield store, is_set_up
+
+
+def _is_set_up(spec: StoreSpec) -> bool:
+    try:
+        with open_spec(spec) as store:
+            find_duplicate_ids(store, _NO_MESSAGE)
+    except StoreNotSetUp:
+        return False
+    return True
+
+
+_NO_MESSAGE = pa.RecordBatch.from_pylist([{"message_id": "postdate"}], pipeline_rows.MESSAGE_COLUMNS)
+
+
 # --- checks in Spark SQL ----------------------------------------------------------------------------------------------
 
 
 def _select_messages(
-    messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int
+    messages: DataFrame, columns: ColumnMapping, zone_times: ZoneTimes | None, limit: int
 ) -> DataFrame:
     """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` the bytes of a bad row.
+
+    ``wall_time`` is the clock time and zone of rows that are due by the clocks of a zone. ``origin`` says where a row
+    of a file stands.
 
     Headers become text if they are a map. The content of a text is checked later, together with everything that Spark
     would alter. A body over ``limit`` bytes is removed here: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
-    due = read_time(F.col(quote_name(columns.due)), types[columns.due], local_times)
+    due = read_time(F.col(pipeline_rows.quote_name(columns.due)), types[columns.due], zone_times)
     not_utf8 = _has_invalid_text(messages, columns)
-    reasons = [F.when(not_utf8, F.lit(NOT_UTF8)), *_missing_reasons(columns), due.problem]
+    reasons = [F.when(not_utf8, F.lit(pipeline_rows.NOT_UTF8)), *_missing_reasons(columns), due.problem]
     expires_at: Column = F.lit(None).cast("timestamp")
     if columns.expires_at is not None:
-        expiry = read_time(F.col(quote_name(columns.expires_at)), types[columns.expires_at], local_times)
+        expiry = read_time(F.col(pipeline_rows.quote_name(columns.expires_at)), types[columns.expires_at], zone_times)
         expires_at = expiry.instant
         reasons.append(F.when(expiry.problem.isNotNull(), F.concat(F.lit("expiry_"), expiry.problem)))
     headers = _headers(messages, columns.headers)
@@ -277,21 +369,21 @@ def _select_messages(
         F.when(too_large, F.lit("message_too_large")),
         F.when(expires_before_due, F.lit("lapses_before_due")),
     ]
-    if MALFORMED in messages.columns:
-        is_text = F.is_valid_utf8(F.col(MALFORMED).cast("string"))
-        malformed = F.when(is_text, F.lit("malformed_row")).otherwise(F.lit(NOT_UTF8))
-        reasons.insert(0, F.when(F.col(MALFORMED).isNotNull(), malformed))
+    origin = F.col(ORIGIN) if ORIGIN in messages.columns else F.lit(None).cast(ORIGIN_FIELD.dataType)
+    reasons.insert(0, origin["reason"])
     reason = F.coalesce(*reasons)
     good = reason.isNull()
     return messages.select(
-        F.when(good, F.col(quote_name(columns.message_id)).cast("string")).alias("message_id"),
+        F.when(good, F.col(pipeline_rows.quote_name(columns.message_id)).cast("string")).alias("message_id"),
         F.when(good, _destination(columns.destination)).alias("destination"),
         due.instant.alias("due"),
         expires_at.alias("expires_at"),
         F.when(good, headers).alias("headers"),
         F.when(good, body).alias("body"),
         reason.alias("reason"),
-        F.when(reason.isNotNull(), _original_bytes(messages, columns, too_large)).alias("shown"),
+        F.when(reason.isNotNull(), _original_bytes(messages, columns)).alias("shown"),
+        F.when(good, due.wall_time).alias("wall_time"),
+        origin.alias("origin"),
     )
 
 
@@ -300,13 +392,13 @@ _NEAR = 0.75
 """Similarity at which two names count as one misspelt name: a letter changed in four, or two letters swapped."""
 
 
-def _resolve_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, ColumnMapping, tuple[str, ...]]:
-    """Return the input, the names of its columns, and the names of unused columns.
+def _resolve_columns(messages: DataFrame, job: ScheduleJob) -> tuple[ColumnMapping, tuple[str, ...]]:
+    """Return the names of the input's columns, and the names of unused columns.
 
     Columns are resolved as Spark does it: without regard to case, unless the session says otherwise.
     """
     case_sensitive = messages.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-    names = [name for name in messages.columns if name != MALFORMED]
+    names = [name for name in messages.columns if name != ORIGIN]
     columns = job.columns or ColumnMapping.match_columns(names, job.unused, case_sensitive=case_sensitive)
     resolved_names = dict[str, Any]()
     for field_name, column in asdict(columns).items():
@@ -320,7 +412,7 @@ def _resolve_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, 
             raise PipelineError(f"the input has several columns {column!r}: {', '.join(matches)}; rename one")
         resolved_names[field_name] = matches[0]
     unused = tuple(name for name in names if name not in resolved_names.values())
-    return messages, ColumnMapping(**resolved_names), unused
+    return ColumnMapping(**resolved_names), unused
 
 
 def _matching_columns(name: str, columns: Sequence[str], *, case_sensitive: bool) -> list[str]:
@@ -336,13 +428,13 @@ def _find_nearest(name: str, columns: Sequence[str]) -> str | None:
 
 
 def _destination(name: str) -> Column:
-    return F.lit(name[1:]) if name.startswith("=") else F.col(quote_name(name)).cast("string")
+    return F.lit(name[1:]) if name.startswith("=") else F.col(pipeline_rows.quote_name(name)).cast("string")
 
 
 def _missing_reasons(columns: ColumnMapping) -> list[Column]:
     required = {
-        "missing_id": F.col(quote_name(columns.message_id)).cast("string"),
-        "missing_due": F.col(quote_name(columns.due)).cast("string"),
+        "missing_id": F.col(pipeline_rows.quote_name(columns.message_id)).cast("string"),
+        "missing_due": F.col(pipeline_rows.quote_name(columns.due)).cast("string"),
         "missing_destination": _destination(columns.destination),
     }
     return [F.when(column.isNull() | (F.trim(column) == ""), F.lit(reason)) for reason, column in required.items()]
@@ -354,39 +446,56 @@ def _has_invalid_text(messages: DataFrame, columns: ColumnMapping) -> Column:
     for name in asdict(columns).values():
         if name is None or name.startswith("="):
             continue
-        column, data_type = F.col(quote_name(name)), messages.schema[name].dataType
-        if isinstance(data_type, StringType):
+        column, data_type = F.col(pipeline_rows.quote_name(name)), messages.schema[name].dataType
+        if isinstance(data_type, sql_types.StringType):
             not_utf8 |= F.coalesce(~F.is_valid_utf8(column), F.lit(False))
-        elif isinstance(data_type, MapType):
-            if isinstance(data_type.keyType, StringType):
-                not_utf8 |= F.coalesce(F.exists(F.map_keys(column), _is_not_utf8), F.lit(False))
-            if isinstance(data_type.valueType, StringType):
-                not_utf8 |= F.coalesce(F.exists(F.map_values(column), _is_not_utf8), F.lit(False))
+        elif isinstance(data_type, _NESTED):  # This text has the bytes of all texts in the value.
+            not_utf8 |= F.coalesce(~F.is_valid_utf8(column.cast("string")), F.lit(False))
     return not_utf8
-
-
-def _is_not_utf8(text: Column) -> Column:
-    return ~F.is_valid_utf8(text)
 
 
 def _headers(messages: DataFrame, name: str | None) -> Column:
     """Return the headers as a text that is a JSON object."""
     if name is None:
         return F.lit(None).cast("string")
-    column, data_type = F.col(quote_name(name)), messages.schema[name].dataType
-    if isinstance(data_type, StringType):
+    column, data_type = F.col(pipeline_rows.quote_name(name)), messages.schema[name].dataType
+    if isinstance(data_type, sql_types.StringType):
         return F.when(F.trim(column) != "", column)
-    if not isinstance(data_type, MapType):
-        raise PipelineError(f"headers must be a map or a text, not {data_type.simpleString()}")
+    if isinstance(data_type, sql_types.StructType | sql_types.VariantType):
+        _refuse_bytes(data_type, "headers")
+        return F.to_json(column)
+    if not isinstance(data_type, sql_types.MapType):
+        raise PipelineError(f"headers must be a map, a struct or a text, not {data_type.simpleString()}")
     value = data_type.valueType
-    if isinstance(value, BinaryType) or isinstance(data_type.keyType, (BinaryType, *_NESTED)):
+    _refuse_bytes(data_type, "headers")
+    if isinstance(data_type.keyType, _NESTED):
         raise PipelineError(f"headers must be texts, not {data_type.simpleString()}; convert them first")
     if isinstance(value, _NESTED):
         column = F.transform_values(column, lambda _, nested: F.to_json(nested, {"ignoreNullFields": "false"}))
     return F.to_json(column.cast("map<string,string>"))
 
 
-_NESTED = (ArrayType, MapType, StructType)
+_NESTED = (sql_types.ArrayType, sql_types.MapType, sql_types.StructType)
+
+
+def _refuse_bytes(data_type: sql_types.DataType, what: str) -> None:
+    """Raise PipelineError for a value with bytes in it: JSON has none, and Spark would write them as base64."""
+    if _has_bytes(data_type):
+        raise PipelineError(f"{what} must be texts, not {data_type.simpleString()}; convert them first")
+
+
+def _has_bytes(data_type: sql_types.DataType) -> bool:
+    match data_type:
+        case sql_types.BinaryType():
+            return True
+        case sql_types.ArrayType():
+            return _has_bytes(data_type.elementType)
+        case sql_types.MapType():
+            return _has_bytes(data_type.keyType) or _has_bytes(data_type.valueType)
+        case sql_types.StructType():
+            return any(_has_bytes(field.dataType) for field in data_type.fields)
+        case _:
+            return False
 
 
 def _expiry_headers(headers: Column) -> Column:
@@ -398,31 +507,29 @@ def _expiry_headers(headers: Column) -> Column:
 def _body(messages: DataFrame, name: str | None) -> Column:
     if name is None:
         return F.lit(None).cast("binary")
-    column, data_type = F.col(quote_name(name)), messages.schema[name].dataType
-    if isinstance(data_type, BinaryType | StringType):
+    column, data_type = F.col(pipeline_rows.quote_name(name)), messages.schema[name].dataType
+    if isinstance(data_type, sql_types.BinaryType | sql_types.StringType):
         return column.cast("binary")
-    raise PipelineError(f"a body must be binary or a text, not {data_type.simpleString()}")
+    if isinstance(data_type, (*_NESTED, sql_types.VariantType)):
+        _refuse_bytes(data_type, "a body that becomes JSON")
+        return F.to_json(column, {"ignoreNullFields": "false"}).cast("binary")
+    raise PipelineError(f"a body must be binary, a text or a struct, not {data_type.simpleString()}")
 
 
-def _original_bytes(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
-    """Return the original bytes of a row, to set it aside. Of a body that is too large, return only the beginning."""
-    contents = {name: F.lit(None).cast("binary") for name in _SHOWN_COLUMNS}
+def _original_bytes(messages: DataFrame, columns: ColumnMapping) -> Column:
+    """Return the original bytes of a row's message, to set it aside."""
+    contents = {name: F.lit(None).cast("binary") for name in WRITTEN_COLUMNS}
     for name, column in asdict(columns).items():
         if column is not None and column.startswith("="):
             contents[name] = F.lit(column[1:]).cast("binary")
         elif column is not None:
-            data_type, value = messages.schema[column].dataType, F.col(quote_name(column))
-            # This also works for a map with bytes that are not UTF-8, which JSON cannot represent.
+            data_type, value = messages.schema[column].dataType, F.col(pipeline_rows.quote_name(column))
+            # This also works for a value with bytes that are not UTF-8, which JSON cannot represent.
             text = value.cast("string")
-            if isinstance(data_type, MapType):
-                text = F.when(F.is_valid_utf8(text), F.to_json(value)).otherwise(text)
-            contents[name] = value if isinstance(data_type, BinaryType) else text.cast("binary")
-    if MALFORMED in messages.columns:
-        contents["row"] = F.col(MALFORMED).cast("binary")
-    beginning = F.make_valid_utf8(F.substring(contents["body"].cast("string"), 1, _BEGINNING_CHARACTERS))
-    shortened = F.concat(beginning, F.lit("…")).cast("binary")
-    contents["body"] = F.when(F.coalesce(too_large, F.lit(False)), shortened).otherwise(contents["body"])
-    return F.struct(*(contents[name].alias(name) for name in _SHOWN_COLUMNS))
+            if isinstance(data_type, _NESTED):
+                text = F.when(F.is_valid_utf8(text), F.to_json(value, {"ignoreNullFields": "false"})).otherwise(text)
+            contents[name] = value if isinstance(data_type, sql_types.BinaryType) else text.cast("binary")
+    return F.struct(*(contents[name].alias(name) for name in WRITTEN_COLUMNS))
 
 
 def _checksums(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
@@ -430,7 +537,7 @@ def _checksums(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
 
     There are nearly never such checksums. Only the column of ids is read, and eight bytes of each id are shuffled.
     """
-    id_ = F.col(quote_name(columns.message_id)).cast("string")
+    id_ = F.col(pipeline_rows.quote_name(columns.message_id)).cast("string")
     checksum = F.coalesce(F.xxhash64(id_), F.lit(0)).alias("id_checksum")
     checksum_counts = messages.select(checksum).rollup("id_checksum").agg(F.count("*").alias("rows"))
     return checksum_counts.where("id_checksum IS NULL OR rows > 1")
@@ -449,7 +556,7 @@ def _mark_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> DataF
         rows.where(F.col("reason").isNull())
         .withColumn("id_checksum", F.xxhash64("message_id"))
         .join(candidates, "id_checksum", "left_semi")
-        .select(*MESSAGE_COLUMNS.names)
+        .select(*pipeline_rows.MESSAGE_COLUMNS.names, "wall_time")
         .mapInArrow(partial(_select_good, limit), _CONTENT)
         .select("message_id", content.alias("content"))
         .groupBy("message_id")
@@ -462,16 +569,18 @@ def _mark_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> DataF
     )
 
 
-def _select_good(limit: int, batches: Batches) -> Batches:
+def _select_good(limit: int, batches: pipeline_rows.Batches) -> pipeline_rows.Batches:
     """Return the rows that are messages, with their headers in the one form in which they are stored."""
     for batch in batches:
-        yield split_columns(batch, limit)[0]
+        yield pipeline_rows.split_columns(_add_wall_times(batch), limit)[0]
 
 
 # --- storing: on the executors ---------------------------------------------------------------------------------------
 
 
-def _store_all(spec: StoreSpec, now: datetime, batch_size: int | None, batches: Batches) -> Batches:
+def _store_all(
+    spec: StoreSpec, now: datetime, batch_size: int | None, batches: pipeline_rows.Batches
+) -> pipeline_rows.Batches:
     """Store the rows of a task. The task receives the address of a store, never a connection."""
     with open_spec(spec) as store:
         rows_at_once = batch_size or store.rows_at_once
@@ -481,51 +590,156 @@ def _store_all(spec: StoreSpec, now: datetime, batch_size: int | None, batches: 
 
 
 def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
-    """Store one batch in one transaction. Return its counts in the first row, then the rows that were set aside."""
-    is_good = pc.is_null(batch.column("reason"))
-    good = batch.filter(is_good)
-    messages, bad_rows = split_columns(good, store.largest_message_bytes)
+    """Store one batch in one transaction. Return its counts in the first row, then the rows that were not stored."""
+    good, messages, bad_rows, rejected = _split(batch, store.largest_message_bytes)
     report = store.store_batch(messages, now)
-    counts = {"stored": report.stored, "already_there": len(report.duplicate_ids)}
-    rows = [counts, *_rejected_rows(batch.filter(pc.invert(is_good))), *_refused_rows(good, bad_rows)]
+    conflicts = find_conflicts(store, messages, {*report.duplicate_ids})
+    already_there = len(report.duplicate_ids) - len(conflicts)
+    counts = {"outcome": _COUNTS, "stored": report.stored, "already_there": already_there}
+    rows = [counts, *rejected, *_refused_rows(good, bad_rows), *_conflicting_rows(good, messages, conflicts)]
     return pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_ARROW)
 
 
+def _check_all(spec: StoreSpec | None, limit: int, batches: pipeline_rows.Batches) -> pipeline_rows.Batches:
+    """Check the rows of a task as :func:`_store_all` does, and store nothing. ``spec``: ``None`` for an empty store."""
+    with ExitStack() as stack:
+        store = None if spec is None else stack.enter_context(open_spec(spec))
+        earlier_ids, samples = set[str](), _SAMPLE_ROWS
+        for batch in batches:
+            good, messages, bad_rows, rejected = _split(batch, limit)
+            duplicate_ids = set[str]() if store is None else find_duplicate_ids(store, messages)
+            conflicts = {} if store is None else find_conflicts(store, messages, duplicate_ids)
+            ids, new_positions = cast("list[str]", messages.column("message_id").to_pylist()), list[int]()
+            for position, message_id in enumerate(ids):
+                if message_id not in duplicate_ids and message_id not in earlier_ids:
+                    new_positions.append(position)
+                    earlier_ids.add(message_id)
+            sample = [
+                {"outcome": _SAMPLE, **texts}
+                for texts in pipeline_rows.texts_of(messages.take(pa.array(new_positions[:samples], pa.int64())))
+            ]
+            samples -= len(sample)
+            already_there = messages.num_rows - len(new_positions) - len(conflicts)
+            counts = {"outcome": _COUNTS, "stored": len(new_positions), "already_there": already_there}
+            conflicting = _conflicting_rows(good, messages, conflicts)
+            rows = [counts, *sample, *rejected, *_refused_rows(good, bad_rows), *conflicting]
+            yield pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_ARROW)
+
+
+def _split(
+    batch: pa.RecordBatch, limit: int
+) -> tuple[pa.RecordBatch, pa.RecordBatch, list[pipeline_rows.BadRow], list[dict[str, Any]]]:
+    """Return the rows without a reason, the messages of them, the others of them, and the rows with a reason."""
+    is_good = pipeline_rows.pc.is_null(batch.column("reason"))
+    good = batch.filter(is_good)
+    messages, bad_rows = pipeline_rows.split_columns(_add_wall_times(good), limit)
+    return good, messages, bad_rows, _rejected_rows(batch.filter(pipeline_rows.pc.invert(is_good)))
+
+
+def _add_wall_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows whose headers have the wall time of the row, if it has one. Headers that are no object stay."""
+    wall_times, headers = (cast("Any", batch.column(name)) for name in ("wall_time", "headers"))
+    if wall_times.null_count == batch.num_rows:
+        return batch
+    pair = pipeline_rows.pc.binary_join_element_wise(f'{{"{Headers.WALL_TIME}":"', wall_times, '"', "")
+    objects = pipeline_rows.pc.replace_substring_regex(
+        pipeline_rows.pc.fill_null(headers, "{}"), r"\A[ \t\r\n]*\{[ \t\r\n]*", "{"
+    )
+    remainder = pipeline_rows.pc.binary_replace_slice(objects.cast(pa.binary()), 0, 1, b"").cast(pa.string())
+    separator = pipeline_rows.pc.if_else(pipeline_rows.pc.starts_with(remainder, "}"), "", ",")
+    joined = pipeline_rows.pc.binary_join_element_wise(pair, separator, remainder, "")
+    is_changed = pipeline_rows.pc.and_(wall_times.is_valid(), pipeline_rows.pc.starts_with(objects, "{"))
+    position = batch.schema.get_field_index("headers")
+    return batch.set_column(position, "headers", pipeline_rows.pc.if_else(is_changed, joined, headers))
+
+
 def _rejected_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows that have a reason from Spark SQL. Conflicting rows have no ``row_bytes`` bytes."""
+    """Return the rows that have a reason from Spark SQL. Conflicting rows have no ``shown`` bytes."""
     rows = list[dict[str, Any]]()
     reasons = cast("list[str]", batch.column("reason").to_pylist())
     contents = cast("list[Any]", batch.column("shown").to_pylist())
-    for reason, row_bytes, texts in zip(reasons, contents, texts_of(batch), strict=True):
-        row_contents: Mapping[str, bytes | None] = row_bytes or {}
-        raw = {name: content for name, content in row_contents.items() if content is not None}
+    for position, (reason, shown, texts) in enumerate(
+        zip(reasons, contents, pipeline_rows.texts_of(batch), strict=True)
+    ):
+        message_contents: Mapping[str, bytes | None] = shown or _message_bytes(batch, position)
+        raw = {name: content for name, content in message_contents.items() if content is not None}
+        origin = _origin_of(batch, position, raw)
         decoded = {name: content.decode("utf-8", "backslashreplace") for name, content in raw.items()}
-        row = {"reason": reason, "detail": _DETAILS.get(reason, ""), **texts, **decoded}
-        rows.append({**row, "bytes": _not_utf8_bytes(raw)})
+        row = {
+            "outcome": _REJECTED,
+            "reason": reason,
+            "detail": _DETAILS.get(reason, ""),
+            **texts,
+            **decoded,
+            **origin,
+        }
+        binary = _not_utf8_bytes(raw)
+        if reason == _TOO_LARGE and "body" in raw:
+            row["body"] = f"{raw['body'][:_BEGINNING_CHARACTERS].decode('utf-8', 'replace')}…"
+            binary = {**binary, "body": raw["body"]}
+        rows.append({**row, "bytes": [*binary.items()] or None})
     return rows
 
 
-def _refused_rows(batch: pa.RecordBatch, bad_rows: list[BadRow]) -> list[dict[str, Any]]:
-    rows = list[dict[str, Any]]()
-    for row in bad_rows:
-        row_batch = batch.slice(row.position, 1)
-        body = cast("bytes | None", row_batch.column("body")[0].as_py())
-        contents: dict[str, bytes] = {} if body is None else {"body": body}
-        rows.append(
-            {"reason": row.code, "detail": row.detail, **texts_of(row_batch)[0], "bytes": _not_utf8_bytes(contents)}
-        )
-    return rows
+def _message_bytes(batch: pa.RecordBatch, position: int) -> dict[str, bytes | None]:
+    return {"body": cast("bytes | None", batch.column("body")[position].as_py())}
 
 
-def _not_utf8_bytes(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]] | None:
+def _refused_rows(batch: pa.RecordBatch, bad_rows: list[pipeline_rows.BadRow]) -> list[dict[str, Any]]:
+    return [_row_of(batch, row.position, _REJECTED, row.code, row.detail) for row in bad_rows]
+
+
+def _conflicting_rows(
+    good: pa.RecordBatch, messages: pa.RecordBatch, conflicts: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """Return the rows that conflict with the store, as they are in the input."""
+    if not conflicts:
+        return []
+    ids = cast("list[str]", messages.column("message_id").to_pylist())
+    positions = dict[str, int]()  # Rows with one id and different content were set aside before.
+    for position, message_id in enumerate(cast("list[str]", good.column("message_id").to_pylist())):
+        positions.setdefault(message_id, position)
+    return [
+        _row_of(good, positions[ids[position]], _CONFLICTING, CONFLICTS_WITH_STORE, detail)
+        for position, detail in conflicts.items()
+    ]
+
+
+def _row_of(batch: pa.RecordBatch, position: int, outcome: str, reason: str, detail: str) -> dict[str, Any]:
+    raw = {name: content for name, content in _message_bytes(batch, position).items() if content is not None}
+    origin = _origin_of(batch, position, raw)
+    texts = pipeline_rows.texts_of(batch.slice(position, 1))[0]
+    binary = _not_utf8_bytes(raw)
+    return {
+        "outcome": outcome,
+        "reason": reason,
+        "detail": detail,
+        **texts,
+        **origin,
+        "bytes": [*binary.items()] or None,
+    }
+
+
+def _origin_of(batch: pa.RecordBatch, position: int, raw: dict[str, bytes]) -> dict[str, Any]:
+    """Return file, line and text of a row, with what makes it malformed, and add its bytes to ``raw``."""
+    origin = cast("dict[str, Any] | None", batch.column("origin")[position].as_py())
+    if origin is None:
+        return {}
+    raw["row"] = origin["content"]
+    text = origin["content"].decode("utf-8", "backslashreplace")
+    detail = {} if origin["detail"] is None else {"detail": origin["detail"]}
+    return {"file": origin["file"], "line": origin["line"], "row": text, **detail}
+
+
+def _not_utf8_bytes(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the contents that are not UTF-8, which a text cannot hold."""
-    undecodable = list[tuple[str, bytes]]()
+    undecodable = dict[str, bytes]()
     for name, content in contents.items():
         try:
             content.decode()
         except UnicodeDecodeError:
-            undecodable.append((name, content))
-    return undecodable or None
+            undecodable[name] = content
+    return undecodable
 
 
 _DETAILS_OF_TIMES: Mapping[str, str] = {
@@ -536,14 +750,15 @@ _DETAILS_OF_TIMES: Mapping[str, str] = {
     "ambiguous_local_time": "is one that clocks showed twice: they were set back over it",
 }
 _DETAILS: Mapping[str, str] = {
-    "malformed_row": "the line has more or fewer cells than the header line, or is no JSON object",
     **{reason: f"the due time {detail}" for reason, detail in _DETAILS_OF_TIMES.items()},
     **{f"expiry_{reason}": f"the expiry {detail}" for reason, detail in _DETAILS_OF_TIMES.items()},
     "missing_id": "the message id is missing or blank",
     "missing_due": "the due time is missing or blank",
     "missing_destination": "the destination is missing or blank",
     "conflicting_rows": "this id stands in the input with differing content",
-    NOT_UTF8: "a text of the row is no UTF-8; bytes has it as it is. Say which encoding a file has, or mend the row",
+    pipeline_rows.NOT_UTF8: (
+        "a text of the row is no UTF-8; bytes has it as it is. Say which encoding a file has, or mend the row"
+    ),
     "lapses_before_due": "its time to be received, which counts from its time sent, ends before it is due",
     "message_too_large": "the body is larger than the store takes; keep it elsewhere and send a reference",
 }
@@ -553,38 +768,64 @@ _DETAILS: Mapping[str, str] = {
 
 
 def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleResult:
-    reason_counts = outcomes.groupBy("reason").agg(
+    counts = outcomes.groupBy("outcome", "reason").agg(
         F.count("*").alias("rows"), F.sum("stored").alias("stored"), F.sum("already_there").alias("already_there")
     )
-    rows = {row["reason"]: row for row in reason_counts.collect()}
+    rows = {(row["outcome"], row["reason"]): row for row in counts.collect()}
     seconds = time.perf_counter() - started
-    stored = rows.pop(None, None)
-    accepted, already_there = (stored["stored"], stored["already_there"]) if stored else (0, 0)
-    set_aside = {reason: row["rows"] for reason, row in sorted(rows.items())}
-    rejected_to, rejects = None, job.rejects
-    if set_aside and rejects is not None:
-        outcomes.where(F.col("reason").isNotNull()).select(*_TEXTS, "bytes").write.format(rejects.format).save(
-            str(rejects.path)
-        )
-        rejected_to = str(rejects.path)
+    total = rows.get((_COUNTS, None))
+    accepted, already_there = (total["stored"], total["already_there"]) if total else (0, 0)
+    set_aside = {
+        reason: row["rows"] for (outcome, reason), row in sorted(rows.items(), key=str) if outcome == _REJECTED
+    }
+    conflicting = sum(row["rows"] for (outcome, _), row in rows.items() if outcome == _CONFLICTING)
     result = ScheduleResult(
-        read=accepted + already_there + sum(set_aside.values()),
+        read=accepted + already_there + conflicting + sum(set_aside.values()),
         accepted=accepted,
         already_there=already_there,
+        conflicting=conflicting,
         set_aside=set_aside,
-        rejected_to=rejected_to,
         seconds=seconds,
-        reported_to=None if job.report is None else str(job.report),
     )
+    rejected = outcomes.where(F.col("outcome").isin(_REJECTED, _CONFLICTING))
+    if job.dry_run:
+        sample = outcomes.where(F.col("outcome") == _SAMPLE)
+        return replace(
+            result,
+            is_dry_run=True,
+            sample=_sample(sample, WRITTEN_COLUMNS),
+            rejected_sample=_sample(rejected, _REJECTED_COLUMNS[:-1]),
+        )
+    if (set_aside or conflicting) and job.rejects is not None:
+        rejected.select(*_REJECTED_COLUMNS).write.format(job.rejects.format).save(str(job.rejects.path))
+        result = replace(result, rejected_to=str(job.rejects.path))
     if job.report is not None:
+        result = replace(result, reported_to=str(job.report))
         _write_report(outcomes.sparkSession, result, job.report)
     return result
+
+
+def _sample(rows: DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+    """Return the first rows, without empty columns; of long texts the beginning."""
+    samples = list[Mapping[str, Any]]()
+    for row in rows.select(*columns).limit(_SAMPLE_ROWS).collect():
+        values = {name: value for name, value in row.asDict().items() if value is not None}
+        samples.append(
+            {
+                name: f"{value[:_BEGINNING_CHARACTERS]}…"
+                if isinstance(value, str) and len(value) > _BEGINNING_CHARACTERS
+                else value
+                for name, value in values.items()
+            }
+        )
+    return tuple(samples)
 
 
 def _write_report(spark: SparkSession, result: ScheduleResult, path: Path) -> None:
     rows: list[tuple[str, str | None, int]] = [
         ("accepted", None, result.accepted),
         ("already_there", None, result.already_there),
+        *([("conflicting", CONFLICTS_WITH_STORE, result.conflicting)] if result.conflicting else []),
         *(("set_aside", reason, count) for reason, count in result.set_aside.items()),
     ]
     spark.createDataFrame(rows, _REPORT_SCHEMA).coalesce(1).write.parquet(str(path))

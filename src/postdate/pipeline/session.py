@@ -53,6 +53,11 @@ logger.batches.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatc
 logger.batches.level = off
 logger.aborting.name = org.apache.spark.util.Utils
 logger.aborting.level = off
+# A query that is stopped in the middle of a micro-batch interrupts what writes its state, or the start of its Python.
+logger.changelog.name = org.apache.spark.sql.execution.streaming.state.StateStoreChangelogWriterV4
+logger.changelog.level = off
+logger.preinit.name = org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkPythonPreInitRunner
+logger.preinit.level = off
 # Stopped in the middle of cleaning up, it complains of that; what it has not cleaned goes with the session.
 logger.cleaning.name = org.apache.spark.ContextCleaner
 logger.cleaning.level = off

@@ -14,21 +14,12 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from postdate import ports
 from postdate.backends.registry import place_of
 from postdate.config import Address, Settings, resolve_address
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import from_columns, messages_of, to_batch
-from postdate.ports import (
-    AdministrableStore,
-    ClaimingStore,
-    Recording,
-    Scan,
-    ScannableStore,
-    ScanPart,
-    StoreReport,
-    TransactionMode,
-)
 from postdate.ports.backends import Place
 from postdate.wiring import open_store, settings_of_store, store_settings
 
@@ -74,7 +65,7 @@ class StoreSpec:
     schema: str | None = None
     table: str | None = None
     endpoint: str = "postdate"
-    recording: str = Recording.ALL.value
+    recording: str = ports.Recording.ALL.value
     largest_message_bytes: int | None = None
     other_settings: tuple[tuple[str, Any], ...] = ()
 
@@ -111,7 +102,7 @@ class StoreSpec:
         """The address without its password: for logs and reports."""
         return Address(self.address).redacted_text
 
-    def open(self, *, create: bool) -> ClaimingStore:
+    def open(self, *, create: bool) -> ports.ClaimingStore:
         """Return the store. It connects at first use.
 
         Raises:
@@ -132,9 +123,9 @@ class OpenStore:
     A call through the portal costs some 80 µs, so calls are made once a batch and never once a message.
     """
 
-    def __init__(self, store: ClaimingStore, portal: BlockingPortal) -> None:
+    def __init__(self, store: ports.ClaimingStore, portal: BlockingPortal) -> None:
         self.store, self.portal = store, portal
-        self._columnar = store if isinstance(store, ScannableStore) and store.has_columns else None
+        self._columnar = store if isinstance(store, ports.ScannableStore) and store.has_columns else None
 
     def call(self, function: Callable[[Any], Awaitable[T]]) -> T:
         """Call ``function`` with the store, in the event loop of the store, and return the answer."""
@@ -153,10 +144,10 @@ class OpenStore:
     def setup(self) -> None:
         self.portal.call(self.store.setup)
 
-    def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         return self.portal.call(self.store.store_many, messages, now)
 
-    def store_batch(self, batch: pa.RecordBatch, now: datetime) -> StoreReport:
+    def store_batch(self, batch: pa.RecordBatch, now: datetime) -> ports.StoreReport:
         """Store valid messages in one transaction, idempotent by message id.
 
         Columns are used if the store accepts them. ``batch`` comes from :func:`postdate.pipeline.rows.checked`.
@@ -165,7 +156,7 @@ class OpenStore:
             return self._columnar.store_columns(batch, now)
         return self.store_many(messages_of(batch), now)
 
-    def scan(self, scan: Scan, part: ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def scan(self, scan: ports.Scan, part: ports.ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the columns of ``schema`` in one part, from one snapshot. Columns are used if the store returns them."""
         if self._columnar is not None:
             for batch in self._columnar.scan_columns(scan, part):
@@ -177,26 +168,27 @@ class OpenStore:
     def count_overdue(self, as_of: datetime) -> int:
         """Return how many messages were due at ``as_of`` and are not claimed."""
         store = self.store
-        return self.portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
+        return self.portal.call(store.statistics, as_of).overdue if isinstance(store, ports.AdministrableStore) else 0
 
-    def require_scannable(self) -> ScannableStore:
+    def require_scannable(self) -> ports.ScannableStore:
         """Return the store for bulk reading, with blocking calls. Raise PipelineError if it cannot be read in bulk."""
-        if not isinstance(self.store, ScannableStore):
+        if not isinstance(self.store, ports.ScannableStore):
             raise PipelineError(f"{type(self.store).__name__} cannot be read in bulk")
         return self.store
 
 
 @contextlib.contextmanager
-def open_spec(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
+def open_spec(spec: StoreSpec, *, create: bool = False, connect: bool = True) -> Generator[OpenStore]:
     """Open the store for the length of the block.
 
     This runs once in each task, and on the driver for setup and planning. With ``create``, a missing store is created;
-    otherwise StoreError is raised.
+    otherwise StoreError is raised. Without ``connect``, the store only tells what it can do.
     """
     with start_blocking_portal() as portal:
         store = spec.open(create=create)
         try:
-            portal.call(store.initialize, spec.endpoint, TransactionMode.RECEIVE_ONLY)
+            if connect:
+                portal.call(store.initialize, spec.endpoint, ports.TransactionMode.RECEIVE_ONLY)
             yield OpenStore(store, portal)
         finally:
             portal.call(store.close)

@@ -15,20 +15,62 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from postdate.errors import PipelineError
 
-Row = tuple[Sequence[str | None], bytes | None]
-"""The cells of a row; or no cells, and the bytes of a line that is not a row."""
+
+class Row(NamedTuple):
+    """A row of a file, and where it stands there.
+
+    Args:
+        cells: the values; all ``None`` if the line is not a row.
+        is_malformed: whether the line is not a row.
+        content: the bytes of the row in the file; for CSV that is decoded by Spark, the text in UTF-8.
+        line: number of its first line, from 1. Empty lines of CSV are not counted.
+    """
+
+    cells: Sequence[str | None]
+    is_malformed: bool
+    content: bytes
+    line: int
+
+
+class RowOrigin(NamedTuple):
+    """Where a row stands in its file, and why it is malformed. Tables and streams have it as a column.
+
+    Args:
+        file: the URL of the file.
+        line: number of its first line, from 1, without empty lines of CSV; ``None`` if it is not known.
+        content: the bytes of the row, as in :class:`Row`; ``None`` if they are not known.
+        reason: why it is malformed, as a stable code; ``None`` for a row.
+        detail: why it is malformed, for a reader; ``None`` for a row.
+    """
+
+    file: str
+    line: int | None = None
+    content: bytes | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+ORIGIN_TYPE: Final = pa.struct(
+    [
+        ("file", pa.string()),
+        ("line", pa.int64()),
+        ("content", pa.binary()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+"""The fields of :class:`RowOrigin`."""
 
 _BOM: Final = "\ufeff"
 _NOT_DECODED: Final = "\ufffd"
-_QUOTED: Final = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"[ \t]*')
-_PLAIN: Final = re.compile(r"[^,\n]*+")
+_QUOTED: Final = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"')
 SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
 
 
@@ -70,6 +112,11 @@ class Encoding:
         except UnicodeDecodeError:
             return None
 
+    def is_valid(self, content: bytes) -> bool:
+        """Return whether the content of a :class:`Row` is in this encoding."""
+        # What Spark decodes itself is UTF-8 by now, with a mark in the place of other bytes.
+        return self.decode(content) is not None if self.is_ascii_compatible else _NOT_DECODED not in content.decode()
+
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
@@ -82,39 +129,71 @@ class UnclosedQuoteError(Exception):
         self.position = position
 
 
-def records(text: str) -> Iterator[list[str | None] | None]:
+@dataclass(frozen=True, slots=True)
+class Delimiter:
+    """The character between the cells of CSV.
+
+    Raises:
+        PipelineError: it is not one character of ASCII, or has another meaning in CSV.
+    """
+
+    text: str = ","
+
+    def __post_init__(self) -> None:
+        if len(self.text) != 1 or not self.text.isascii() or self.text in '"\r\n\0 \\':
+            raise PipelineError(f"a delimiter is one character of ASCII, such as ; or a tab, and not {self.text!r}")
+
+
+def records(text: str, delimiter: str = ",") -> Iterator[list[str | None] | None]:
     """Yield the cells of each record of a text; ``None`` for a record with text after a quoted cell.
 
     Empty cells are ``None``. Raises UnclosedQuoteError.
     """
+    for cells, _, _ in _record_spans(text, delimiter):
+        yield cells
+
+
+def _record_spans(text: str, delimiter: str) -> Iterator[tuple[list[str | None] | None, int, int]]:
+    """Yield the cells of each record, as :func:`records` does, with its begin and its end in the text."""
     if '"' not in text and "\n" not in text:
-        yield [cell or None for cell in text.split(",")]
+        yield [cell or None for cell in text.split(delimiter)], 0, len(text)
         return
-    position, cells, is_malformed = 0, list[str | None](), False
+    start, position, cells, is_malformed = 0, 0, list[str | None](), False
+    blanks = " \t".replace(delimiter, "")
+    next_delimiter = next_break = -1  # Each is searched again only after it was passed.
     while True:
+        quoted = None
         if text.startswith('"', position):
             quoted = _QUOTED.match(text, position)
             if quoted is None:
                 raise UnclosedQuoteError(position)
-            cells.append(quoted[1].replace('""', '"') or None)
             position = quoted.end()
-            match = _PLAIN.match(text, position)
-            assert match is not None, "the pattern matches no text, too"
-            is_malformed = is_malformed or match[0] not in ("", "\r")
+            while position < len(text) and text[position] in blanks:
+                position += 1
+        if next_delimiter < position:
+            next_delimiter = _find(text, delimiter, position)
+        if next_break < position:
+            next_break = _find(text, "\n", position)
+        end = min(next_delimiter, next_break)
+        plain = text[position:end]
+        if quoted is not None:
+            cells.append(quoted[1].replace('""', '"') or None)
+            is_malformed = is_malformed or plain not in ("", "\r")
         else:
-            match = _PLAIN.match(text, position)
-            assert match is not None, "the pattern matches no text, too"
-            cells.append(
-                match[0].removesuffix("\r") or None if text.startswith("\n", match.end()) else match[0] or None
-            )
-        position = match.end()
-        if text.startswith(",", position):
-            position += 1
+            cells.append((plain.removesuffix("\r") if end == next_break < len(text) else plain) or None)
+        position = end + 1
+        if end == next_delimiter < len(text):
             continue
-        yield None if is_malformed else cells
-        if position >= len(text):
+        yield None if is_malformed else cells, start, end
+        if end >= len(text):
             return
-        position, cells, is_malformed = position + 1, [], False
+        start, cells, is_malformed = position, [], False
+
+
+def _find(text: str, part: str, position: int) -> int:
+    """Return where a part of a text begins; the length of the text if it is not there."""
+    place = text.find(part, position)
+    return len(text) if place < 0 else place
 
 
 def header_names(cells: Sequence[str | None], *, case_sensitive: bool) -> list[str]:
@@ -134,12 +213,14 @@ class CsvFile:
         path: used in errors.
         header: cells of the first line, which is the same in all files.
         encoding: encoding of the file.
+        delimiter: the character between cells.
         lines: number of lines read so far, without empty lines, which Spark drops.
     """
 
     path: str
     header: Sequence[str | None]
     encoding: Encoding
+    delimiter: str = ","
     lines: int = 0
 
     def rows(self, record: str) -> Iterator[Row]:
@@ -153,8 +234,9 @@ class CsvFile:
         first_line, self.lines = self.lines + 1, self.lines + 1 + content.count(b"\n")
         # The positions of quotes and commas do not depend on the meaning of the other bytes.
         parsable = record if text is None or (_NOT_DECODED in text and not self.encoding.is_ascii_compatible) else text
+        parsable = parsable.removeprefix(_BOM) if first_line == 1 else parsable
         try:
-            parsed_records = list(records(parsable.removeprefix(_BOM) if first_line == 1 else parsable))
+            spans = list(_record_spans(parsable, self.delimiter))
         except UnclosedQuoteError as error:
             line = first_line + parsable[: error.position].count("\n")
             raise PipelineError(
@@ -162,14 +244,20 @@ class CsvFile:
                 f"follows it in the file would be one cell"
             ) from error
         if first_line == 1:
-            self._check_header(text, parsed_records[0])
-            parsed_records = parsed_records[1:]
-        if text is None or parsable is not text:
-            yield [None] * len(self.header), content
+            self._check_header(text, spans[0][0])
+            spans = spans[1:]
+        no_cells = [None] * len(self.header)
+        if text is None or (_NOT_DECODED in text and not self.encoding.is_ascii_compatible):
+            yield Row(no_cells, is_malformed=True, content=content, line=first_line)
             return
-        for cells in parsed_records:
+        for cells, start, end in spans:
+            line = first_line + parsable.count("\n", 0, start)
+            row_content = content if (start, end) == (0, len(parsable)) else self._encode(parsable[start:end])
             is_row = cells is not None and len(cells) == len(self.header)
-            yield (cells or [], None) if is_row else ([None] * len(self.header), content)
+            yield Row(cells or [] if is_row else no_cells, not is_row, row_content, line)
+
+    def _encode(self, text: str) -> bytes:
+        return text.encode(self.encoding.name) if self.encoding.is_ascii_compatible else text.encode()
 
     def _check_header(self, text: str | None, cells: Sequence[str | None] | None) -> None:
         if text is None or cells is None:
@@ -187,7 +275,7 @@ def _join_names(cells: Sequence[str | None]) -> str:
     return ", ".join(cell or "" for cell in cells)
 
 
-def read_header(path: str, record: str, encoding: Encoding) -> list[str | None]:
+def read_header(path: str, record: str, encoding: Encoding, delimiter: str = ",") -> list[str | None]:
     """Return the cells of a file's first line.
 
     Raises:
@@ -200,7 +288,7 @@ def read_header(path: str, record: str, encoding: Encoding) -> list[str | None]:
     if text is None:
         raise PipelineError(f"the first line of {path} is no {encoding.name}; say which encoding it has")
     try:
-        cells = next(records(text.removeprefix(_BOM)))
+        cells = next(records(text.removeprefix(_BOM), delimiter))
     except UnclosedQuoteError as error:
         raise PipelineError(f"{path} has a quote in line 1 that is never closed") from error
     if cells is None:
@@ -261,15 +349,27 @@ def json_object(line: bytes, encoding: Encoding, *, case_sensitive: bool) -> dic
 
 
 def to_table(
-    rows: Sequence[Row], origins: Sequence[int], batch: pa.RecordBatch, width: int, skipped: int
+    rows: Sequence[Row],
+    origins: Sequence[RowOrigin],
+    positions: Sequence[int],
+    batch: pa.RecordBatch,
+    width: int,
+    skipped: int,
 ) -> pa.RecordBatch:
-    """Return rows as a batch: cells, malformed bytes, and the columns of ``batch`` after the first ``skipped``.
+    """Return rows as a batch: cells, their origin, and the columns of ``batch`` after the first ``skipped``.
 
-    ``origins`` are the positions in ``batch`` from which the rows come; ``width`` is the number of cells.
+    ``positions`` are those in ``batch`` from which the rows come; ``width`` is the number of cells.
     """
-    columns = zip(*(cells for cells, _ in rows), strict=True) if rows else [()] * width
+    columns = zip(*(row.cells for row in rows), strict=True) if rows else [()] * width
     arrays: list[Any] = [pa.array(column, pa.string()) for column in columns]
-    arrays.append(pa.array([malformed for _, malformed in rows], pa.binary()))
-    positions = pa.array(origins, pa.int64())
-    arrays += [column.take(positions) for column in batch.columns[skipped:]]
+    arrays.append(origin_array(origins))
+    places = pa.array(positions, pa.int64())
+    arrays += [column.take(places) for column in batch.columns[skipped:]]
     return pa.RecordBatch.from_arrays(arrays, names=[str(number) for number in range(len(arrays))])
+
+
+def origin_array(origins: Sequence[RowOrigin]) -> Any:
+    """Return origins as an array of :data:`ORIGIN_TYPE`."""
+    columns = zip(*origins, strict=True) if origins else [()] * ORIGIN_TYPE.num_fields
+    arrays: list[Any] = [pa.array(column, field.type) for column, field in zip(columns, ORIGIN_TYPE, strict=True)]
+    return pa.StructArray.from_arrays(arrays, names=[field.name for field in ORIGIN_TYPE])

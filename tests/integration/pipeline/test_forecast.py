@@ -18,17 +18,9 @@ from postdate.backends.sqlite.transport import LocalTransport
 from postdate.errors import InvalidTimestamp, NotADatabase, PipelineError, StoreError
 from postdate.messages import DelayedMessage
 from postdate.pipeline import forecast as forecast_module
+from postdate.pipeline import forecast_result
 from postdate.pipeline.forecast import forecast, forecast_frame
 from postdate.pipeline.forecast_report import render_forecast, write_forecast
-from postdate.pipeline.forecast_result import (
-    DestinationShare,
-    ForecastOptions,
-    ForecastResult,
-    Herd,
-    NeededRate,
-    format_rate,
-    headlines,
-)
 from postdate.pipeline.stores import StoreSpec
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -69,11 +61,11 @@ HERD: Plan = [
 
 
 @pytest.fixture(scope="module")
-def herd(spark: SparkSession) -> ForecastResult:
+def herd(spark: SparkSession) -> forecast_result.ForecastResult:
     return forecast_frame(frame(spark, HERD), START)
 
 
-def test_everything_is_counted_once(herd: ForecastResult) -> None:
+def test_everything_is_counted_once(herd: forecast_result.ForecastResult) -> None:
     assert (herd.messages, herd.overdue, herd.without_due, herd.upcoming) == (4_933, 30, 4, 4_903)
     assert (herd.first_due, herd.last_due) == (minutes(-5), HERD[-2][0])
     assert [(each.destination, each.messages, each.overdue) for each in herd.destinations] == [
@@ -84,29 +76,33 @@ def test_everything_is_counted_once(herd: ForecastResult) -> None:
     assert herd.destinations_found == 4
 
 
-def test_intervals_show_all_but_what_is_far_out(herd: ForecastResult) -> None:
+def test_intervals_show_all_but_what_is_far_out(herd: forecast_result.ForecastResult) -> None:
     assert (herd.interval_seconds, herd.beyond) == (10, 3)
     assert sum(interval.messages for interval in herd.intervals) == 4_900
     at_ten = next(interval for interval in herd.intervals if interval.start == minutes(10))
     shares = [(STRANGE, 3_000), (None, 1_000), ("orders", 8)]
     assert (at_ten.messages, at_ten.others) == (4_008, 0)
-    assert at_ten.destinations == tuple(DestinationShare(*share) for share in shares)
+    assert at_ten.destinations == tuple(forecast_result.DestinationShare(*share) for share in shares)
     assert [interval.start for interval in herd.intervals] == [seconds(each) for each in range(0, 1_200, 10)]
 
 
-def test_the_herd_is_found(herd: ForecastResult) -> None:
+def test_the_herd_is_found(herd: forecast_result.ForecastResult) -> None:
     shares = ((STRANGE, 3_000), (None, 1_000), ("orders", 2))
-    expected = Herd(minutes(10), 1, 4_002, 4_002, 2, tuple(DestinationShare(*share) for share in shares))
+    expected = forecast_result.Herd(
+        minutes(10), 1, 4_002, 4_002, 2, tuple(forecast_result.DestinationShare(*share) for share in shares)
+    )
     assert (herd.herds, herd.herds_found) == ((expected,), 1)
 
 
-def test_the_rates_are_those_of_the_herd(herd: ForecastResult) -> None:
+def test_the_rates_are_those_of_the_herd(herd: forecast_result.ForecastResult) -> None:
     assert herd.needed == (
-        NeededRate(1.0, 4_002.0, 4_002.0), NeededRate(10.0, 400.2, 400.2), NeededRate(60.0, 66.7, 66.7),
-    )  # fmt: skip
+        forecast_result.NeededRate(1.0, 4_002.0, 4_002.0),
+        forecast_result.NeededRate(10.0, 400.2, 400.2),
+        forecast_result.NeededRate(60.0, 66.7, 66.7),
+    )
 
 
-def test_the_table_has_every_message(herd: ForecastResult, tmp_path: Path) -> None:
+def test_the_table_has_every_message(herd: forecast_result.ForecastResult, tmp_path: Path) -> None:
     assert herd.load_width_seconds == 60
     table = rows(herd.load)
     assert sum(messages for _, _, messages, _ in table) == 4_933
@@ -126,14 +122,14 @@ def test_the_table_has_every_message(herd: ForecastResult, tmp_path: Path) -> No
         herd.write_load(tmp_path / "other", "xlsx")
 
 
-def test_it_is_said_in_json_and_in_words(herd: ForecastResult) -> None:
+def test_it_is_said_in_json_and_in_words(herd: forecast_result.ForecastResult) -> None:
     plain = json.loads(json.dumps(herd.to_json()))
     assert "load" not in plain
     assert plain["options"]["tolerance"] == 1.0
     assert plain["last_due"] == "9998-12-31T23:59:59.999999+00:00"
     assert plain["herds"][0]["destinations"][1] == {"destination": None, "messages": 1_000}
     assert dict(herd.table())["needed for 10 s"] == "401 messages/s"
-    assert headlines(herd) == [
+    assert forecast_result.headlines(herd) == [
         "4,933 messages wait, due from 2026-03-01 11:55:00 UTC to 9998-12-31 23:59:59 UTC.",
         "30 of them are overdue.",
         f"The biggest herd: 4,002 at once at 2026-03-01 12:10:00 UTC, 75% of them for {STRANGE}.",
@@ -141,13 +137,13 @@ def test_it_is_said_in_json_and_in_words(herd: ForecastResult) -> None:
     ]
 
 
-def test_the_page_is_complete_and_fetches_nothing(herd: ForecastResult, tmp_path: Path) -> None:
+def test_the_page_is_complete_and_fetches_nothing(herd: forecast_result.ForecastResult, tmp_path: Path) -> None:
     write_forecast(herd, tmp_path / "page.html", "A day & a night")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "A day &amp; a night" in page
     assert escape(STRANGE) in page
     assert "<script" not in page
-    assert all(escape(sentence) in page for sentence in headlines(herd))
+    assert all(escape(sentence) in page for sentence in forecast_result.headlines(herd))
     assert "(unknown) 25%" in page
     assert "Not shown: 3 later messages" in page
     assert page.count("<svg") == 1
@@ -163,9 +159,9 @@ def test_the_page_is_complete_and_fetches_nothing(herd: ForecastResult, tmp_path
 
 def test_all_of_it_overdue(spark: SparkSession) -> None:
     plan = frame(spark, [(minutes(-60 * 24 * 365), "orders", 90), (minutes(-1), "mails", 10)])
-    result = forecast_frame(plan, START, ForecastOptions(width="day"))
+    result = forecast_frame(plan, START, forecast_result.ForecastOptions(width="day"))
     assert (result.messages, result.overdue, result.intervals, result.herds) == (100, 100, (), ())
-    assert result.needed[0] == NeededRate(1.0, 0.0, 100.0)
+    assert result.needed[0] == forecast_result.NeededRate(1.0, 0.0, 100.0)
     assert (result.load_width_seconds, sum(overdue for *_, overdue in rows(result.load))) == (86_400, 100)
     page = render_forecast(result)
     assert "100 of them are overdue." in page
@@ -178,7 +174,7 @@ def test_a_table_without_messages(spark: SparkSession) -> None:
     assert [each.per_second for each in result.needed] == [0.0, 0.0, 0.0]
     assert result.load.count() == 0
     assert json.dumps(result.to_json())
-    assert headlines(result)[0] in render_forecast(result)
+    assert forecast_result.headlines(result)[0] in render_forecast(result)
 
 
 def test_the_last_second_of_all(spark: SparkSession) -> None:
@@ -207,7 +203,7 @@ def test_more_seconds_than_the_driver_holds(spark: SparkSession, monkeypatch: py
     result = forecast_frame(plan, START)
     assert (result.step_seconds, result.messages, result.interval_seconds) == (10, 5_000, 10)
     assert [(each.start, each.seconds, each.messages) for each in result.herds] == [(seconds(90), 10, 2_100)]
-    assert result.herds[0].destinations[0] == DestinationShare("a", 2_000)
+    assert result.herds[0].destinations[0] == forecast_result.DestinationShare("a", 2_000)
     assert [each.tolerance_seconds for each in result.needed] == [10.0, 60.0]
     assert (len(result.intervals), result.intervals[0].others) == (30, 50)
     for interval in result.intervals:
@@ -242,7 +238,7 @@ def fill(spec: StoreSpec, waiting: int, delivered: int) -> None:
 
 def test_a_store_is_counted_beside_what_it_has_delivered(spark: SparkSession, store: StoreSpec) -> None:
     fill(store, waiting=120, delivered=40)
-    result = forecast(spark, store, minutes(60), ForecastOptions(width="hour"))
+    result = forecast(spark, store, minutes(60), forecast_result.ForecastOptions(width="hour"))
     assert (result.source, result.messages, result.overdue) == (store.redacted_address, 120, 60)
     assert (result.interval_seconds, [interval.messages for interval in result.intervals]) == (3_600, [60])
     hour = int(START.timestamp())
@@ -269,7 +265,7 @@ def test_a_store_in_which_nothing_waits(spark: SparkSession, store: StoreSpec) -
 )
 def test_wrong_options_are_refused_at_once(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(PipelineError, match=re.escape(said)):
-        ForecastOptions(**wrong)
+        forecast_result.ForecastOptions(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -303,4 +299,4 @@ def test_what_cannot_be_read_is_refused(spark: SparkSession, store: StoreSpec, t
     ("rate", "shown"), [(0.0, "0"), (0.0001, "0.001"), (7.5, "7.5"), (10, "10"), (10.01, "11"), (340_015, "340,015")]
 )
 def test_rates_are_rounded_up(rate: float, shown: str) -> None:
-    assert format_rate(rate) == shown
+    assert forecast_result.format_rate(rate) == shown

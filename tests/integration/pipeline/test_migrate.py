@@ -105,7 +105,7 @@ def test_row_115_a_preview_says_what_would_move_and_changes_nothing(old: OldFile
     assert (billing.endpoint, billing.count, billing.left) == ("billing", 5, 3)
     assert (billing.earliest, billing.latest) == (far[0].due, far[-1].due)
     assert (dict(billing.destinations), billing.problems, billing.warnings) == ({"invoices": 5}, (), ())
-    assert "headers that are no JSON object" in shipping.problems[0]
+    assert "headers that are not a JSON object" in shipping.problems[0]
     assert not found.is_possible
     (everything,) = preview(MigrateJob(old.origin, target, ("BILLING",)), now).endpoints
     assert (everything.count, everything.left) == (8, 0)

@@ -21,6 +21,7 @@ from postdate.pipeline.frames import open_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import INSTANT, split_rows
 from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, _store_all, schedule
 from postdate.pipeline.stores import StoreSpec, open_spec
+from postdate.pipeline.texts import ORIGIN_TYPE
 from postdate.ports import Scan, ScanFilter
 
 DUE = datetime(2026, 4, 1, 12, tzinfo=UTC)
@@ -305,7 +306,9 @@ def task_rows() -> list[pa.RecordBatch]:
             ("headers", pa.string()),
             ("body", pa.binary()),
             ("reason", pa.string()),
-            ("shown", pa.struct([("row", pa.binary())])),
+            ("shown", pa.struct([("body", pa.binary())])),
+            ("wall_time", pa.string()),
+            ("origin", ORIGIN_TYPE),
         ]
     )
     rows = [{"message_id": f"m{n}", **columns} for n in range(1_000)]

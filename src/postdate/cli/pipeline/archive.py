@@ -36,7 +36,7 @@ def archive(
     What was written is read back and compared before anything is taken out. Run it again after a failure of any kind.
     """
     if (before is None) == (older_than is None):
-        raise usage_error("say what goes: either --before TIME or --older-than DURATION")
+        raise usage_error("give either --before TIME or --older-than DURATION")
     store = store_of(use)
 
     def job(spark: SparkSession) -> ArchiveResult:

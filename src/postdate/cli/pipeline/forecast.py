@@ -42,7 +42,9 @@ def forecast(
     Changes nothing; services may go on.
     """
     if rate is not None:
-        raise usage_error("leave out --rate, and compare yours with those that are needed, one of them for --tolerance")
+        raise usage_error(
+            "leave out --rate, and compare your rate with the needed rates, one of which is for --tolerance"
+        )
     if html is not None and not html.absolute().parent.is_dir():
         raise usage_error(f"there is no folder {html.absolute().parent} for the page")
     if load is not None and load.exists():

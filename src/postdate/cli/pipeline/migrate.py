@@ -8,35 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postdate.cli.command import (
-    LogLevel,
-    Use,
-    command,
-    create_group,
-    duration_option,
-    instant_option,
-    log_to_stderr,
-    option,
-    pairs_of,
-    usage_error,
-)
+from postdate.cli import command as cli
 from postdate.cli.output import print_pairs, print_table, time_or_dash
 from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult
 
-migrations = create_group("migrate", "Move delayed messages here from a timeout manager.")
+migrations = cli.create_group("migrate", "Move delayed messages here from a timeout manager.")
 app.add_typer(migrations)
 
 Endpoints = Annotated[
-    list[str] | None, option("--endpoint", "Whose messages, in upper or lower case; repeatable.", metavar="NAME")
+    list[str] | None, cli.option("--endpoint", "Whose messages, in upper or lower case; repeatable.", metavar="NAME")
 ]
 Cutoff = Annotated[
     datetime | None,
-    instant_option("--cutoff", "Leave messages due earlier; ISO 8601 with offset. Default: all move."),
+    cli.instant_option("--cutoff", "Leave messages due earlier; ISO 8601 with offset. Default: all move."),
 ]
-Margin = Annotated[timedelta | None, duration_option("--margin", "Leave messages due sooner than this; default: 60s.")]
+Margin = Annotated[
+    timedelta | None, cli.duration_option("--margin", "Leave messages due sooner than this; default: 60s.")
+]
 
 
 def _refuse_store(text: str | None) -> None:
@@ -53,19 +44,21 @@ class OriginOptions:
     """The source of the messages: options of every ``migrate`` command."""
 
     source: Annotated[
-        str | None, option("--from", "A timeout manager's database; env:NAME and file:PATH name it.", metavar="ADDRESS")
+        str | None,
+        cli.option("--from", "A timeout manager's database; env:NAME and file:PATH name it.", metavar="ADDRESS"),
     ] = None
-    from_store: Annotated[Any, option("--from-store", "Gone.", parser=_refuse_store, hidden=True)] = None
-    schema: Annotated[str | None, option("--schema", "Of its tables; default: that of what is there.")] = None
+    from_store: Annotated[Any, cli.option("--from-store", "Gone.", parser=_refuse_store, hidden=True)] = None
+    schema: Annotated[str | None, cli.option("--schema", "Of its tables; default: that of what is there.")] = None
     prefixes: Annotated[
-        list[str] | None, option("--prefix", "How an endpoint's tables begin; repeatable.", metavar="ENDPOINT=PREFIX")
+        list[str] | None,
+        cli.option("--prefix", "How an endpoint's tables begin; repeatable.", metavar="ENDPOINT=PREFIX"),
     ] = None
 
     def spec(self) -> OriginSpec:
         """Return the storage of the timeout manager that ``--from`` names."""
         if self.source is None:
-            raise usage_error("say from where: --from ADDRESS, a timeout manager's database")
-        prefixes = pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
+            raise cli.usage_error("give the source: --from ADDRESS, the database of a timeout manager")
+        prefixes = cli.pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
         from postdate.pipeline.migrate import OriginSpec
 
         return OriginSpec(self.source, self.schema, prefixes or None)
@@ -76,11 +69,11 @@ class EndpointSelection:
     """The endpoints whose messages move: options of commands that begin a run."""
 
     endpoints: Endpoints = None
-    all_endpoints: Annotated[bool, option("--all-endpoints", "The messages of every endpoint there.")] = False
+    all_endpoints: Annotated[bool, cli.option("--all-endpoints", "The messages of every endpoint there.")] = False
 
     def selected_endpoints(self) -> list[str] | None:
         if bool(self.endpoints) == self.all_endpoints:
-            raise usage_error("say whose messages: either --endpoint NAME or --all-endpoints")
+            raise cli.usage_error("give either --endpoint NAME or --all-endpoints")
         return self.endpoints
 
 
@@ -89,14 +82,14 @@ class MoveOptions:
     """How a run moves messages: options of commands that move."""
 
     batch_size: Annotated[
-        int | None, option("--batch-size", "Messages in one transaction; default: 5000.", min=1, max=1_000_000)
+        int | None, cli.option("--batch-size", "Messages in one transaction; default: 5000.", min=1, max=1_000_000)
     ] = None
     margin: Margin = None
 
 
-@command(migrations, "preview")
+@cli.command(migrations, "preview")
 def preview(
-    use: Use, origin: OriginOptions, whose: EndpointSelection, cutoff: Cutoff = None, margin: Margin = None
+    use: cli.Use, origin: OriginOptions, whose: EndpointSelection, cutoff: Cutoff = None, margin: Margin = None
 ) -> None:
     """Show what would move and what prevents it; change nothing.
 
@@ -111,14 +104,14 @@ def preview(
     use.report(result.to_json(), lambda: _print_preview(result), succeeded=result.is_possible)
 
 
-@command(migrations, "run")
+@cli.command(migrations, "run")
 def run(
-    use: Use,
+    use: cli.Use,
     origin: OriginOptions,
     whose: EndpointSelection,
     pace: MoveOptions,
     cutoff: Cutoff = None,
-    log_level: LogLevel = "INFO",
+    log_level: cli.LogLevel = "INFO",
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -130,13 +123,13 @@ def run(
     _move(use, _create_job(use, origin, whose.selected_endpoints(), cutoff, pace), cluster, log_level, is_resumed=False)
 
 
-@command(migrations, "resume")
+@cli.command(migrations, "resume")
 def resume(
-    use: Use,
+    use: cli.Use,
     origin: OriginOptions,
     pace: MoveOptions,
     endpoints: Endpoints = None,
-    log_level: LogLevel = "INFO",
+    log_level: cli.LogLevel = "INFO",
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -147,17 +140,17 @@ def resume(
     _move(use, _create_job(use, origin, endpoints, None, pace), cluster, log_level, is_resumed=True)
 
 
-def _move(use: Use, job: MigrateJob, cluster: SparkOptions, log_level: str, *, is_resumed: bool) -> None:
+def _move(use: cli.Use, job: MigrateJob, cluster: SparkOptions, log_level: str, *, is_resumed: bool) -> None:
     from postdate.pipeline import migrate
 
-    with log_to_stderr(log_level):
+    with cli.log_to_stderr(log_level):
         move = migrate.resume if is_resumed else migrate.migrate
         result = run_on_spark(lambda session: move(session, job), cluster, long=True)
     use.report(result.to_json(), lambda: _print_result(result), succeeded=result.is_complete)
 
 
-@command(migrations, "abort")
-def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
+@cli.command(migrations, "abort")
+def abort(use: cli.Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     """Return messages that the store does not have yet to their source.
 
     What it has stays there. Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store
@@ -171,8 +164,8 @@ def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     use.report(result.to_json(), lambda: _print_result(result), succeeded=result.is_exact)
 
 
-@command(migrations, "status")
-def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
+@cli.command(migrations, "status")
+def status(use: cli.Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     """Show the progress of each run; change nothing."""
     spec = origin.spec()
 
@@ -186,7 +179,7 @@ def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None
 
 
 def _create_job(
-    use: Use,
+    use: cli.Use,
     origin: OriginOptions,
     endpoints: list[str] | None,
     cutoff: datetime | None,
@@ -254,7 +247,7 @@ def _print_status(result: StatusResult) -> None:
     from postdate.ports.migrating import BatchStatus
 
     if not result.runs:
-        print(f"no migration is written down in {result.source}")
+        print(f"no migration is recorded in {result.source}")
         return
     print_table(
         ["run", "endpoint", "status", "begun", "ended", *(status.name.lower() for status in BatchStatus), "to"],

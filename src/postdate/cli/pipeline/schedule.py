@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,7 +29,8 @@ def schedule(
     use: Use,
     source: Annotated[str, typer.Argument(metavar="INPUT", help="File or folder of messages, one a row.")],
     input_format: Annotated[
-        Literal["csv", "parquet", "json"] | None, option("--format", "Default: by the end of the name.")
+        Literal["csv", "json", "parquet", "orc", "avro", "delta", "iceberg"] | None,
+        option("--format", "Default: by the end of the name."),
     ] = None,
     id_column: Annotated[str | None, _column("--id", "Message ids; default: message_id.")] = None,
     due: Annotated[str | None, _column("--due", "Due times; default: due.")] = None,
@@ -53,6 +55,7 @@ def schedule(
         Path | None, option("--report", "New folder for the counts, as a Parquet table.", metavar="DIR")
     ] = None,
     encoding: Annotated[str, option("--encoding", "Of CSV and JSON, as in cp1252.", metavar="NAME")] = "UTF-8",
+    delimiter: Annotated[str, option("--delimiter", "Between cells of CSV; tab for a tab.", metavar="CHARACTER")] = ",",
     unused: Annotated[
         list[str] | None,
         option(
@@ -61,16 +64,24 @@ def schedule(
             metavar="COLUMN",
         ),
     ] = None,
+    verify: Annotated[
+        bool, option("--verify", "Count the rows with another reader first, and store nothing if it counts others.")
+    ] = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Check everything, store nothing, show what would be stored and set aside.")
+    ] = False,
     *,
     cluster: SparkOptions,
 ) -> None:
     """Store every row of a table as a delayed message.
 
-    Run it again, and nothing is stored twice. Rows that are no message are counted by reason, and written to
-    --rejected. Exit code 1 if there are any.
+    Run it again, and nothing is stored twice. Rows that are no message, and rows that differ from what the store has
+    under their id, are counted by reason and written to --rejected. Exit code 1 if there are any.
     """
     if destination is not None and destination_value is not None:
         raise usage_error("--destination and --destination-value exclude each other")
+    if dry_run and (rejected is not None or report is not None):
+        raise usage_error("--dry-run writes nothing: leave out --rejected and --report")
     if "://" not in source and not Path(source).exists():
         raise PipelineError(f"there is no file or folder {source!r} to read")
     columns_of_options = {
@@ -86,10 +97,13 @@ def schedule(
     def job(spark: SparkSession) -> ScheduleResult:
         from postdate.clock import SystemClock
         from postdate.pipeline import schedule as scheduling
+        from postdate.pipeline.counting import count_rows
         from postdate.pipeline.files import read_input
         from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
 
-        messages = read_input(spark, source, input_format, encoding)
+        cell_delimiter = "\t" if delimiter in {"tab", "\\t"} else delimiter
+        messages = read_input(spark, source, input_format, encoding, cell_delimiter)
+        expected_rows = count_rows(spark, source, input_format, encoding, cell_delimiter) if verify else None
         given_columns = {name: column for name, column in columns_of_options.items() if column is not None}
         is_case_sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
         columns = scheduling.ColumnMapping.match_columns(
@@ -97,12 +111,24 @@ def schedule(
         )
         rejects = None if rejected is None else scheduling.Rejects(rejected)
         times = None if zone is None else LocalTimes(zone, Ambiguous(ambiguous), Nonexistent(nonexistent))
-        return scheduling.schedule(
-            messages, scheduling.ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report)
+        job_parameters = scheduling.ScheduleJob(
+            store,
+            SystemClock().now(),
+            columns,
+            times,
+            rejects,
+            report=report,
+            dry_run=dry_run,
+            expected_rows=expected_rows,
         )
+        return scheduling.schedule(messages, job_parameters)
 
     result = run_on_spark(job, cluster, long=_size_in_bytes(source) >= _LARGE_BYTES)
-    use.report(result.to_json(), lambda: _print_scheduled(result, store), succeeded=not result.set_aside)
+    use.report(
+        result.to_json(),
+        lambda: _print_scheduled(result, store),
+        succeeded=not result.set_aside and not result.conflicting,
+    )
 
 
 def _size_in_bytes(source: str) -> int:
@@ -119,8 +145,9 @@ def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
         {
             "store": store.redacted_address,
             "rows read": result.read,
-            "stored": result.accepted,
+            "would be stored" if result.is_dry_run else "stored": result.accepted,
             "already there": result.already_there,
+            "conflicting": result.conflicting or None,
             "set aside": set_aside,
             **{f"  {reason}": count for reason, count in result.set_aside.items()},
             "set aside in": result.rejected_to,
@@ -129,5 +156,10 @@ def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
             "took": f"{result.seconds:.1f} s, {result.rows_per_second:,.1f} rows/s",
         }
     )
-    if set_aside and result.rejected_to is None:
-        print("to see the rows set aside, run it again with --rejected DIR: what is stored stays as it is")
+    for title, rows in (("would be stored", result.sample), ("would not be stored", result.rejected_sample)):
+        if rows:
+            print(f"\n{title}, for example:")
+            for row in rows:
+                print("  " + json.dumps(row, ensure_ascii=False))
+    if (set_aside or result.conflicting) and result.rejected_to is None and not result.is_dry_run:
+        print("to see the rows set aside, run it again with --rejected DIR: stored messages do not change")

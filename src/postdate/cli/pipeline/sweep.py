@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import LogLevel, Use, command, duration_option, log_to_stderr, option, usage_error
+from postdate.cli import command as cli
 from postdate.cli.output import print_pairs
 from postdate.cli.pipeline.common import SparkOptions, app, log, run_on_spark, stop_on_signal
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from postdate.pipeline.sweep import SweepResult
 
 
-@command(app, "sweep")
+@cli.command(app, "sweep")
 def sweep(
-    use: Use,
+    use: cli.Use,
     continuous: Annotated[
-        bool, option("--continuous", "Continue until SIGTERM or Ctrl-C; needs --checkpoint.")
+        bool, cli.option("--continuous", "Continue until SIGTERM or Ctrl-C; needs --checkpoint.")
     ] = False,
     checkpoint: Annotated[
-        str | None, option("--checkpoint", "Folder of the query, to continue it later.", metavar="DIR")
+        str | None, cli.option("--checkpoint", "Folder of the query, to continue it later.", metavar="DIR")
     ] = None,
     ledger: Annotated[
-        str | None, option("--ledger", "Folder of Parquet files to which outcomes are added.", metavar="DIR")
+        str | None, cli.option("--ledger", "Folder of Parquet files to which outcomes are added.", metavar="DIR")
     ] = None,
     slots: Annotated[
-        int | None, option("--slots", "Dispatchers at once; default: as many as Spark has cores.", min=1)
+        int | None, cli.option("--slots", "Dispatchers at once; default: as many as Spark has cores.", min=1)
     ] = None,
     residency: Annotated[
-        timedelta | None, duration_option("--residency", "With --continuous: how long a task lasts; default: 30s.")
+        timedelta | None, cli.duration_option("--residency", "With --continuous: how long a task lasts; default: 30s.")
     ] = None,
     discard_lapsed: Annotated[bool, typer.Option("--discard-lapsed", hidden=True)] = False,
     allowance: Annotated[str | None, typer.Option("--allowance", hidden=True)] = None,
-    log_level: LogLevel = "INFO",
+    log_level: cli.LogLevel = "INFO",
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -46,11 +46,11 @@ def sweep(
     code 1 if some of it went to the error queue, or is due still.
     """
     if continuous and checkpoint is None:
-        raise usage_error("--continuous needs --checkpoint DIR")
+        raise cli.usage_error("--continuous needs --checkpoint DIR")
     if not continuous and (checkpoint is not None or residency is not None):
-        raise usage_error("--checkpoint and --residency are for --continuous")
+        raise cli.usage_error("--checkpoint and --residency are for --continuous")
     if discard_lapsed or allowance is not None:
-        raise usage_error("leave out --discard-lapsed and --allowance: receivers discard by the same rule")
+        raise cli.usage_error("leave out --discard-lapsed and --allowance: receivers discard by the same rule")
     from postdate.pipeline.dispatching import SweepSpec
 
     spec = SweepSpec.of(use.settings())
@@ -69,7 +69,7 @@ def sweep(
                 log.info("stopping: finishing what is in hand")
             log.info("stopped")
 
-        with log_to_stderr(log_level), stop_on_signal() as stop:
+        with cli.log_to_stderr(log_level), stop_on_signal() as stop:
             run_on_spark(run_query, cluster, long=True)
         return
 

@@ -15,16 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
+from postdate.pipeline.archive import job as archive_job
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.archive.job import (
-    IS_MARKED,
-    MARKS,
-    RestoreResult,
-    change_store,
-    persist_now,
-    records_with_parts,
-    require_archivable,
-)
 from postdate.pipeline.rows import Batches
 from postdate.pipeline.session import check_utc
 from postdate.pipeline.stores import StoreSpec, open_spec
@@ -44,7 +36,7 @@ def restore(  # noqa: PLR0913 - what to restore, and how
     ended_from: datetime | None = None,
     ended_to: datetime | None = None,
     partitions: int = 4,
-) -> RestoreResult:
+) -> archive_job.RestoreResult:
     """Restore the records of messages to the store, under their numbers. The archive is not changed.
 
     The job is idempotent by message: messages that were restored before, never removed, or scheduled again under the
@@ -72,19 +64,21 @@ def restore(  # noqa: PLR0913 - what to restore, and how
     check_utc(spark)
     bounds = [None if each is None else aware_utc(each, "ended") for each in (ended_from, ended_to)]
     with open_spec(store) as opened_store:
-        require_archivable(opened_store)
+        archive_job.require_archivable(opened_store)
     folder = ArchiveFolder(from_)
     folder.check()
     with folder.lock(), ExitStack() as frames:
         selected = _select_archived(folder.read_published(spark), ids, *bounds)
-        selected, _ = persist_now(frames, selected.dropDuplicates(["number"]))
+        selected, _ = archive_job.persist_now(frames, selected.dropDuplicates(["number"]))
         _reserve_numbers(store, selected)
-        marks, _ = persist_now(frames, records_with_parts(spark, store, MARKS, partitions))
+        marks, _ = archive_job.persist_now(
+            frames, archive_job.records_with_parts(spark, store, archive_job.MARKS, partitions)
+        )
         _check_conflicts(selected, marks, folder)
         messages = selected.select("message_id").distinct().count()
-        missing, _ = persist_now(frames, _select_missing(selected, marks))
+        missing, _ = archive_job.persist_now(frames, _select_missing(selected, marks))
         restored = _restore_newest(store, missing) + _restore_records(store, missing, partitions)
-    return RestoreResult(
+    return archive_job.RestoreResult(
         store=store.redacted_address,
         archive=str(folder.path),
         messages=restored,
@@ -128,7 +122,7 @@ def _check_conflicts(selected: DataFrame, marks: DataFrame, folder: ArchiveFolde
 
 def _select_missing(selected: DataFrame, marks: DataFrame) -> DataFrame:
     """Return the records to restore: *scheduled* records, by which the store decides, and other missing ones."""
-    scheduled = marks.where(f"kind = 'scheduled' AND NOT {IS_MARKED}").select("message_id")
+    scheduled = marks.where(f"kind = 'scheduled' AND NOT {archive_job.IS_MARKED}").select("message_id")
     later_records = marks.where("kind != 'scheduled'").select("number")
     return selected.join(scheduled, "message_id", "left_anti").join(later_records, "number", "left_anti")
 
@@ -142,7 +136,7 @@ def _reserve_numbers(store: StoreSpec, selected: DataFrame) -> None:
             newest[0], RecordKind.DELIVERED, newest[1], at=0, due=None, destination=None, detail=None
         )
         with open_spec(store) as opened_store:
-            require_archivable(opened_store).restore([placeholder])
+            archive_job.require_archivable(opened_store).restore([placeholder])
 
 
 def _restore_newest(store: StoreSpec, missing: DataFrame) -> int:
@@ -156,7 +150,7 @@ def _restore_newest(store: StoreSpec, missing: DataFrame) -> int:
 
 def _restore_records(store: StoreSpec, records: DataFrame, partitions: int) -> int:
     by_message = records.select(*COLUMNS).repartition(partitions, "message_id")
-    return change_store(store, by_message.sortWithinPartitions("message_id", "number"), _restore_batches)
+    return archive_job.change_store(store, by_message.sortWithinPartitions("message_id", "number"), _restore_batches)
 
 
 # --- on the executors -------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from postdate.pipeline.rows import arrow_schema
 from postdate.pipeline.source.options import DEFAULT_PARTITIONS, PENDING, QUEUED, RECORDS, SourceOptions
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Scan, ScanFilter
+from postdate.ports.scanning import can_store_text
 from postdate.wiring import check_store
 
 # --- Spark's filters as conditions of a store; ADR 0011, point 3 ------------------------------------------------------
@@ -116,7 +117,7 @@ class PushedFilters:
             return False
         if not all(isinstance(value, str) for value in values):
             return False
-        texts = frozenset(value for value in values if isinstance(value, str) and _can_be_stored(value))
+        texts = frozenset(value for value in values if isinstance(value, str) and can_store_text(value))
         self._texts[column] = texts & self._texts.get(column, texts)
         return True
 
@@ -142,15 +143,6 @@ def _next_instant(instant: datetime) -> datetime | None:
         return instant + _INSTANT
     except OverflowError:
         return None
-
-
-def _can_be_stored(text: str) -> bool:
-    """Return whether a row can contain the text: no message has a text with NUL or a lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
 
 
 # --- the reader -------------------------------------------------------------------------------------------------------

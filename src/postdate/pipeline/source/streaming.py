@@ -86,6 +86,29 @@ def split_range(first: int, end: int, most_shares: int) -> list[tuple[int, int]]
     return [(at, min(at + step, end)) for at in range(first, end, step)]
 
 
+def wait_for_safe_end(stream: RecordStreamStore) -> int:
+    """Return a number below which no record will be written any more, if possible above every record that exists.
+
+    This waits for open transactions for a while. The number is below the records that these may still commit, even if
+    other transactions committed higher numbers long before.
+    """
+    deadline, pause = steady_seconds() + WRITER_TIMEOUT_SECONDS, threading.Event()
+    end = stream.next_number()
+    target = stream.safe_end()
+    while target < end and steady_seconds() < deadline:
+        pause.wait(_POLL_SECONDS)  # There is no event for the end of another client's transaction.
+        target = stream.safe_end()
+    if target < end:
+        log.warning(
+            "a transaction that writes to %s has been open for more than %g s; records from number %d on are left "
+            "to the next run",
+            stream.location,
+            WRITER_TIMEOUT_SECONDS,
+            target,
+        )
+    return min(target, end)
+
+
 class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the records by their numbers.
 
@@ -110,26 +133,8 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._plan.rows_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Set the end of this run before any record that is written from now on.
-
-        This waits for open transactions for a while. The run ends below the records that these may still commit, even
-        if other transactions committed higher numbers long before.
-        """
-        stream, deadline = self._open_stream(), steady_seconds() + WRITER_TIMEOUT_SECONDS
-        end = stream.next_number()
-        target, pause = stream.safe_end(), threading.Event()
-        while target < end and steady_seconds() < deadline:
-            pause.wait(_POLL_SECONDS)  # There is no event for the end of another client's transaction.
-            target = stream.safe_end()
-        if target < end:
-            log.warning(
-                "a transaction that writes to %s has been open for more than %g s; records from number %d on are left "
-                "to the next run",
-                stream.location,
-                WRITER_TIMEOUT_SECONDS,
-                target,
-            )
-        self._target = min(target, end)
+        """Set the end of this run before any record that is written from now on."""
+        self._target = wait_for_safe_end(self._open_stream())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch, or ``start`` itself if there is nothing new."""

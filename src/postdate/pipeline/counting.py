@@ -1,0 +1,101 @@
+"""Count the rows of files with another reader than the one that stores them, to verify a job.
+
+CSV is counted by the module :mod:`csv`, JSON by its lines, Parquet and ORC by what their files say at the end. Each
+file is read as bytes by one task, which needs memory for it. Runs on the driver and on executors.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# The stubs of Arrow make arrays generic in a type that is known only at run time.
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.orc
+import pyarrow.parquet
+from pyspark.sql import SparkSession
+
+from postdate.errors import PipelineError
+from postdate.pipeline.failures import shorten_errors
+from postdate.pipeline.files import input_format_of
+from postdate.pipeline.rows import Batches
+from postdate.pipeline.texts import Encoding
+
+_LARGEST_CELL: Final = 2**31 - 1
+_DECOMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = MappingProxyType(
+    {".gz": gzip.decompress, ".bz2": bz2.decompress}
+)
+
+
+def count_rows(
+    spark: SparkSession,
+    path: str,
+    input_format: str | None = None,
+    encoding: str = "UTF-8",
+    delimiter: str = ",",
+) -> int:
+    """Return the number of rows in a file or a directory.
+
+    For the arguments see :func:`postdate.pipeline.files.read_input`.
+
+    Raises:
+        PipelineError: the format has no other reader, or a file cannot be read, for example because it is larger than
+            2 GiB.
+    """
+    name = input_format_of(path, input_format)
+    if name not in _COUNTERS:
+        raise PipelineError(f"rows of {name} have no other reader here; verify {', '.join(_COUNTERS)}")
+    count = partial(_count_files, name, Encoding(encoding), delimiter)
+    with shorten_errors(f"cannot count the rows of {path!r}"):
+        files = spark.read.format("binaryFile").load(path).select("path", "content")
+        return sum(row["rows"] for row in files.mapInArrow(count, "rows long").collect())
+
+
+def _count_files(name: str, encoding: Encoding, delimiter: str, batches: Batches) -> Batches:
+    for batch in batches:
+        counts = list[int]()
+        for row in range(batch.num_rows):
+            path, content = (batch.column(number)[row].as_py() for number in (0, 1))
+            decompress = next((each for end, each in _DECOMPRESS.items() if path.endswith(end)), None)
+            counts.append(_COUNTERS[name](content if decompress is None else decompress(content), encoding, delimiter))
+        yield pa.record_batch([pa.array(counts, pa.int64())], names=["rows"])
+
+
+def _count_csv(content: bytes, encoding: Encoding, delimiter: str) -> int:
+    # The positions of quotes, delimiters and line breaks do not depend on the meaning of the other bytes.
+    text = content.decode("latin-1" if encoding.is_ascii_compatible else encoding.name, "replace")
+    text = text.removeprefix("\xef\xbb\xbf").removeprefix("\ufeff")  # Before a first cell that begins with a quote.
+    limit = csv.field_size_limit(_LARGEST_CELL)
+    try:
+        rows = sum(1 for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
+    finally:
+        csv.field_size_limit(limit)
+    return max(rows - 1, 0)
+
+
+def _count_json(content: bytes, encoding: Encoding, delimiter: str) -> int:
+    del encoding, delimiter
+    return sum(1 for line in content.splitlines() if line.strip())
+
+
+def _count_parquet(content: bytes, encoding: Encoding, delimiter: str) -> int:
+    del encoding, delimiter
+    return pyarrow.parquet.ParquetFile(pa.BufferReader(content)).metadata.num_rows
+
+
+def _count_orc(content: bytes, encoding: Encoding, delimiter: str) -> int:
+    del encoding, delimiter
+    return pyarrow.orc.ORCFile(pa.BufferReader(content)).nrows
+
+
+_COUNTERS: Final[Mapping[str, Callable[[bytes, Encoding, str], Any]]] = MappingProxyType(
+    {"csv": _count_csv, "json": _count_json, "parquet": _count_parquet, "orc": _count_orc}
+)
