@@ -258,6 +258,16 @@ class SparkCluster:
         jvms = [below for worker in workers for below in worker.descendants() if _is_executor(below)]
         return [Executor(jvm, tuple(_by_age(jvm.descendants()))) for jvm in _by_age(jvms)]
 
+    def kill_worker(self, number: int) -> bool:
+        """Kill one worker with -9, with its executors and their Pythons, as when a machine goes down."""
+        worker = Daemon.of(self._children[1 + number].pid)
+        if worker is None:
+            return False
+        daemons = [worker, *worker.descendants()]
+        for daemon in daemons:
+            daemon.send(signal.SIGKILL)
+        return all(daemon.ends_within(ENDS_WITHIN_SECONDS) for daemon in daemons[1:])
+
     def kill_executor(self, number: int) -> bool:
         """Kill one executor with -9, counted around; False when there is none."""
         return _kill([executor.jvm for executor in self.executors()], number)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from postdate.pipeline.session import spark_session
 
 from .machine import LOOPBACK, Daemon  # noqa: TID252 - as in servers.py
@@ -40,17 +42,26 @@ class SparkDriver:
         cluster: whose guard ends it at the latest, and whose master it uses unless ``local``.
         name: of the application and of the file with its log, in the cluster's directory.
         local: run the tasks in the driver's own JVM, in two threads.
+        remote: the address of a Spark Connect server, whose client this is; it has no JVM.
         conf: Spark settings on top of those of the cluster.
     """
 
     def __init__(
-        self, cluster: SparkCluster, name: str, *, local: bool = False, conf: Mapping[str, str] | None = None
+        self,
+        cluster: SparkCluster,
+        name: str,
+        *,
+        local: bool = False,
+        remote: str | None = None,
+        conf: Mapping[str, str] | None = None,
     ) -> None:
-        settings = {
+        settings: dict[str, Any] = {
             "app_name": name,
             **({"cores": 2} if local else {"master": cluster.master_url}),
             "conf": {**({} if local else cluster.conf), **(conf or {})},
         }
+        if remote is not None:
+            settings = {"remote": remote}
         self.log = cluster.directory / f"{name}.log"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -165,10 +176,16 @@ class RestartedDriver:
 # --- in the process of the driver -------------------------------------------------------------------------------------
 
 
+def _session(settings: Mapping[str, Any]) -> SparkSession:
+    if "remote" in settings:
+        return SparkSession.Builder().remote(settings["remote"]).getOrCreate()
+    return spark_session(**settings)
+
+
 def _work(settings: Mapping[str, Any]) -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whoever prints does not answer
-    with spark_session(**settings) as spark:
+    with _session(settings) as spark:
         for line in sys.stdin:
             asked = json.loads(line)
             module, _, function = asked["job"].partition(":")

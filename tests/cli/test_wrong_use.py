@@ -82,6 +82,8 @@ _SEND = ("send", "orders", "x")
         ),
         (("pipeline", "schedule", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
         (("pipeline", "audit", "--html", "no/such/folder.html"), "there is no folder"),
+        (("pipeline", "audit", "--html", "s3a://bucket/page.html"), "--html writes a file of this machine"),
+        (("pipeline", "audit", "--conf", "spark.ui.enabled"), "with = between them, not 'spark.ui.enabled'"),
         (("pipeline", "forecast", "--rate", "50"), "leave out --rate, and compare your rate with the needed rates"),
         (
             ("pipeline", "schedule", "x.csv", "--destination", "queue", "--destination-value", "orders"),

@@ -13,7 +13,7 @@ import bz2
 import csv
 import gzip
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -37,12 +37,12 @@ _DECOMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = MappingProxyType(
 
 def count_rows(
     spark: SparkSession,
-    path: str,
+    path: str | Sequence[str],
     input_format: str | None = None,
     encoding: str = "UTF-8",
     delimiter: str = ",",
 ) -> int:
-    """Return the number of rows in a file or a directory.
+    """Return the number of rows in files or directories.
 
     For the arguments see :func:`postdate.pipeline.files.read_input`.
 
@@ -50,12 +50,13 @@ def count_rows(
         PipelineError: the format has no other reader, or a file cannot be read, for example because it is larger than
             2 GiB.
     """
-    name = input_format_of(path, input_format)
+    paths = [path] if isinstance(path, str) else list(path)
+    name = input_format_of(paths, input_format)
     if name not in _COUNTERS:
         raise PipelineError(f"rows of {name} have no other reader here; verify {', '.join(_COUNTERS)}")
     count = partial(_count_files, name, Encoding(encoding), delimiter)
-    with shorten_errors(f"cannot count the rows of {path!r}"):
-        files = spark.read.format("binaryFile").load(path).select("path", "content")
+    with shorten_errors(f"cannot count the rows of {', '.join(map(repr, paths))}"):
+        files = spark.read.format("binaryFile").load(paths).select("path", "content")
         return sum(row["rows"] for row in files.mapInArrow(count, "rows long").collect())
 
 

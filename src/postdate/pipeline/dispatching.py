@@ -359,7 +359,7 @@ def sweep_in_thread(spec: SweepSpec, seconds: float | None, stop_file: Path | No
 # --- the work of tasks: their rows are slots, each of which is one dispatcher -----------------------------------------
 
 
-def count_slots(spec: SweepSpec, slots: Batches) -> Batches:
+def count_delivered(spec: SweepSpec, slots: Batches) -> Batches:
     for slot in slots:
         for _ in range(slot.num_rows):
             counts = drain_due(spec)

@@ -83,6 +83,8 @@ _REASONS: Final = (
         "{0} has no microseconds in {1}: for nanoseconds, as of pandas, say {2}_ltz(9) or {2}_ntz(9) in the schema",
     ),
     _Reason((re.compile(r"^([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE),), "{}: {}"),
+    # The bridge to Java begins with its own call. The next line has the error of Java.
+    _Reason((re.compile(r"^: (?:[\w$]+\.)*([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE),), "{}: {}"),
 )
 """Reasons in order of preference: the best come first."""
 

@@ -30,6 +30,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline import texts
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.rows import NOT_UTF8, Batches, quote_name
+from postdate.pipeline.session import is_connect
 
 ORIGIN: Final = "postdate_origin"
 """The column with the origin of a row of a file: its file, its line, its bytes, and why it is malformed.
@@ -64,18 +65,19 @@ _NANOSECONDS: Final = re.compile(r"(timestamp_[ln]tz)\([789]\)", re.IGNORECASE)
 
 def read_input(
     spark: SparkSession,
-    path: str,
+    path: str | Sequence[str],
     input_format: str | None = None,
     encoding: str = "UTF-8",
     delimiter: str = ",",
 ) -> DataFrame:
-    """Read a file or directory of messages. All columns of CSV and of JSON are texts, except :data:`ORIGIN`.
+    """Read files or directories of messages. All columns of CSV and of JSON are texts, except :data:`ORIGIN`.
 
     A JSON value that is not text becomes its JSON text, exactly as it is written.
 
     Args:
         spark: any session.
-        path: path of a file or directory.
+        path: path of a file or directory, or several with the same format and columns; with patterns, as in
+            ``in/*.csv``.
         input_format: ``csv``, ``json`` (one object a line), ``parquet`` or ``orc``; by default from the name's ending.
             ``avro``, ``delta`` and ``iceberg`` need another package in Spark.
         encoding: encoding of CSV and JSON, for example ``cp1252`` or ``UTF-16``. A row with other bytes is malformed.
@@ -86,34 +88,50 @@ def read_input(
             agree on a type. A CSV file with other columns than the first, or with a quote that is never closed, fails
             only when it is read.
     """
-    name = input_format_of(path, input_format)
+    paths = [path] if isinstance(path, str) else list(path)
+    name = input_format_of(paths, input_format)
+    subject = ", ".join(map(repr, paths))
     checked_encoding = _check_encoding(texts.Encoding(encoding), name)
     checked_delimiter = texts.Delimiter(delimiter).text
-    with shorten_errors(f"cannot read {path!r}"):
+    with shorten_errors(f"cannot read {subject}"):
         match name:
             case "csv":
-                records = _csv_records(spark.read, path, checked_encoding, checked_delimiter)
-                return _csv_rows(spark, records, path, checked_encoding, checked_delimiter)
+                records = _csv_records(spark.read, paths, checked_encoding, checked_delimiter)
+                return _csv_rows(spark, records, subject, checked_encoding, checked_delimiter)
             case "json":
-                return _json_rows(spark, _lines(spark.read, path, with_origin=True), path, checked_encoding)
+                return _json_rows(spark, _lines(spark.read, paths, with_origin=True), subject, checked_encoding)
             case "parquet" | "orc":
-                return _read_columns(spark, path, name)
+                return _read_columns(spark, paths, name)
             case _:
-                return _read_with_package(spark, path, name)
+                return _read_with_package(spark, paths, name)
 
 
-def input_format_of(path: str, input_format: str | None = None) -> str:
-    """Return the format of an input, by default from the name's ending. Raise PipelineError if it is unknown."""
-    name = input_format or Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
-    name = "json" if name in _JSON_LINES else name
+def input_format_of(paths: Sequence[str], input_format: str | None = None) -> str:
+    """Return the format of the files of an input, by default from the ends of their names.
+
+    Raises:
+        PipelineError: there is no file, the format is unknown, or the files have different formats.
+    """
+    if not paths:
+        raise PipelineError("there is nothing to read: name a file or a directory")
+    subject = ", ".join(map(repr, paths))
+    formats = {input_format or _format_by_name(each) for each in paths}
+    if len(formats) > 1:
+        raise PipelineError(f"{subject} have different formats, {' and '.join(sorted(formats))}; read each alone")
+    (name,) = formats
     if name not in FORMATS:
-        raise PipelineError(f"cannot tell the format of {path!r}; say one of {', '.join(FORMATS)}")
+        raise PipelineError(f"cannot tell the format of {subject}; say one of {', '.join(FORMATS)}")
     return name
 
 
-def _read_with_package(spark: SparkSession, path: str, name: str) -> DataFrame:
+def _format_by_name(path: str) -> str:
+    name = Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
+    return "json" if name in _JSON_LINES else name
+
+
+def _read_with_package(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
     try:
-        return spark.read.format(name).load(path)
+        return spark.read.format(name).load(paths)
     except Exception as error:
         text = str(error)
         if "Failed to find" not in text and "DATA_SOURCE_NOT_FOUND" not in text and "ClassNotFound" not in text:
@@ -200,7 +218,7 @@ _WRONG_VALUE: Final = "_corrupt_record"
 """The column in which Spark puts the text of a row with a value that is not of its type."""
 
 _MALFORMED_DETAIL: Final = (
-    "the line has more or fewer cells than the header line, or is no JSON object with each name once"
+    "the line has more or fewer cells than the header line, or is not a JSON object with each name once"
 )
 _VALUE_DETAIL: Final = "a value is not of the type that the schema names"
 
@@ -210,7 +228,7 @@ def _origin_of(row: texts.Row, file: str, encoding: texts.Encoding) -> texts.Row
         return texts.RowOrigin(file, row.line, row.content)
     if encoding.is_valid(row.content):
         return texts.RowOrigin(file, row.line, row.content, "malformed_row", _MALFORMED_DETAIL)
-    detail = f"the row is no {encoding.name}; bytes has it as it is. Say which encoding the file has"
+    detail = f"the row is not {encoding.name}; the column bytes has its bytes. Name the encoding of the file"
     return texts.RowOrigin(file, row.line, row.content, NOT_UTF8, detail)
 
 
@@ -316,7 +334,7 @@ So each record is malformed for Spark, which then returns it whole.
 
 def _csv_records(
     reader: Any,
-    path: str,
+    path: str | list[str],
     encoding: texts.Encoding,
     delimiter: str = ",",
     unescaped_quotes: str = "RAISE_ERROR",
@@ -334,10 +352,12 @@ def _csv_records(
     return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *map(quote_name, folders))
 
 
-def _csv_rows(spark: SparkSession, files: DataFrame, path: str, encoding: texts.Encoding, delimiter: str) -> DataFrame:
+def _csv_rows(
+    spark: SparkSession, files: DataFrame, subject: str, encoding: texts.Encoding, delimiter: str
+) -> DataFrame:
     first = files.select("_file", "record", "c0").take(1)
     if not first:
-        raise PipelineError(f"{path!r} has no line of names")
+        raise PipelineError(f"{subject} has no line of names")
     header = texts.read_header(first[0]["_file"], first[0]["record"], encoding, delimiter)
     names = texts.header_names(header, case_sensitive=_is_case_sensitive(spark))
     schema = _schema_of(names, [field for field in files.schema if field.name not in {"_file", "record", "c0"}])
@@ -364,7 +384,7 @@ def _csv_texts(names: list[str], encoding: texts.Encoding, batches: Batches) -> 
         for row in rows:
             if row.is_malformed:
                 raise PipelineError(
-                    f"a record has other cells than the header line, or is no {encoding.name}: {row.content[:200]!r}"
+                    f"a record has other cells than the header line, or is not {encoding.name}: {row.content[:200]!r}"
                 )
         contents = [",".join(map(_quote_cell, row.cells)) for row in rows]
         yield pa.record_batch([pa.array(contents, pa.string())], names=["text"])
@@ -400,7 +420,7 @@ def _column(batch: pa.RecordBatch, number: int) -> list[Any]:
 # --- JSON: one object a line ------------------------------------------------------------------------------------------
 
 
-def _lines(reader: Any, path: str, *, with_origin: bool = False) -> DataFrame:
+def _lines(reader: Any, path: str | list[str], *, with_origin: bool = False) -> DataFrame:
     """Return the lines as bytes, and the columns from the names of folders.
 
     ``with_origin``: each line has its file, and the byte at which the part of the file begins that its task reads.
@@ -411,7 +431,7 @@ def _lines(reader: Any, path: str, *, with_origin: bool = False) -> DataFrame:
     return rows.select(F.col("value").cast("binary").alias("line"), *(origin if with_origin else ()), *folders)
 
 
-def _json_rows(spark: SparkSession, lines: DataFrame, path: str, encoding: texts.Encoding) -> DataFrame:
+def _json_rows(spark: SparkSession, lines: DataFrame, subject: str, encoding: texts.Encoding) -> DataFrame:
     case_sensitive = _is_case_sensitive(spark)
     parse_as_written = partial(texts.json_object, encoding=encoding, case_sensitive=True)
     facts = (
@@ -424,7 +444,7 @@ def _json_rows(spark: SparkSession, lines: DataFrame, path: str, encoding: texts
     for name in sorted((row["name"] for row in facts if row["name"] is not None), key=str.swapcase):
         columns.setdefault(name if case_sensitive else name.lower(), name)
     if facts and not columns:
-        raise PipelineError(f"no line of {path!r} is a JSON object in {encoding.name}; say which encoding it has")
+        raise PipelineError(f"no line of {subject} is a JSON object in {encoding.name}; name its encoding")
     schema = _schema_of([*columns.values()], [field for field in lines.schema if field.name not in _LINE_COLUMNS])
     parse = partial(texts.json_object, encoding=encoding, case_sensitive=case_sensitive)
     return lines.mapInArrow(partial(_parse_json, parse, encoding, list(columns), _lines_before(facts)), schema)
@@ -488,7 +508,9 @@ def _json_texts(encoding: texts.Encoding, batches: Batches) -> Batches:
         lines = [line for line in _column(batch, 0) if line.strip()]
         for line in lines:
             if texts.json_object(line, encoding, case_sensitive=True) is None:
-                raise PipelineError(f"a line is no JSON object in {encoding.name}, or has a name twice: {line[:200]!r}")
+                raise PipelineError(
+                    f"a line is not a JSON object in {encoding.name}, or has a name twice: {line[:200]!r}"
+                )
         contents = [(encoding.decode(line) or "").removeprefix("\ufeff") for line in lines]
         yield pa.record_batch([pa.array(contents, pa.string())], names=["text"])
 
@@ -500,15 +522,15 @@ def _is_case_sensitive(spark: SparkSession) -> bool:
 # --- Parquet, and nanoseconds, which pandas writes by default ---------------------------------------------------------
 
 
-def _read_columns(spark: SparkSession, path: str, name: str) -> DataFrame:
+def _read_columns(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
     """Read Parquet or ORC."""
     try:
-        return _convert_to_microseconds(spark.read.options(mergeSchema=True).format(name).load(path))
+        return _convert_to_microseconds(spark.read.options(mergeSchema=True).format(name).load(paths))
     except Exception as error:
         if "nanos" not in str(error).lower():  # The error names the setting, or the type.
             raise
         with _nanosecond_session(spark) as session:
-            return _convert_to_microseconds(session.read.options(mergeSchema=True).format(name).load(path))
+            return _convert_to_microseconds(session.read.options(mergeSchema=True).format(name).load(paths))
 
 
 @contextmanager
@@ -519,6 +541,10 @@ def _nanosecond_session(spark: SparkSession) -> Generator[SparkSession]:
     read. So it is not set in the session of the user. In the block this session is the active one, by whose settings
     Spark parses types.
     """
+    if is_connect(spark):
+        raise PipelineError(
+            "times in nanoseconds are not read over Spark Connect: write them in microseconds, or use a classic session"
+        )
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if session.conf.isModifiable(name):

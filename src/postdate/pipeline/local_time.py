@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, TimestampType
 
 from postdate.clock import to_microseconds
 from postdate.core.zones import offset_intervals, rules_of
 from postdate.errors import InvalidTimestamp, PipelineError
-from postdate.pipeline.rows import CALENDAR, INSTANT, pc
+from postdate.pipeline.rows import CALENDAR, INSTANT, pc, quote_name
 
 _USUAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?$"
 """The form in which nearly all times are written, and which Spark reads."""
@@ -107,76 +107,102 @@ class ZoneTimes:
     rules: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedTime:
-    """A column of times as instants.
+def add_time(
+    frame: DataFrame, name: str, column: Column, data_type: DataType, zone_times: ZoneTimes | None
+) -> DataFrame:
+    """Return a frame with one more column: instants, clock times, dates (their midnight) or texts as instants.
+
+    Each step is a column of its own, which later steps name and which is dropped at the end. Spark copies an expression
+    to each place where it is named, so that one expression for all steps would have thousands of nodes. Then planning a
+    job for ten rows takes seconds, and Java does not compile the code for a row.
 
     Args:
-        instant: timestamp; null without a time, or if ``problem`` is not null.
-        problem: code, or null: ``malformed_time``, ``time_without_zone``, ``nonexistent_local_time``,
-            ``ambiguous_local_time``, ``time_out_of_range`` (outside the years 1 to 9999, which are valid for a
-            message).
-        wall_time: the clock time and its zone, as :class:`postdate.core.upkeep.wall_times.WallTime` writes them; null
-            for a time with an offset.
-    """
+        frame: the session must be in UTC.
+        name: of the new column. Other columns must not begin with it.
+        column: a column of ``frame``.
+        data_type: the type of ``column``.
+        zone_times: without it, a time without an offset is a problem.
 
-    instant: Column
-    problem: Column = field(default_factory=lambda: F.lit(None).cast("string"))
-    wall_time: Column = field(default_factory=lambda: F.lit(None).cast("string"))
+    Returns:
+        The frame with a struct ``name``:
 
+        - ``instant``: timestamp; null without a time, or if ``problem`` is not null.
+        - ``problem``: code, or null: ``malformed_time``, ``time_without_zone``, ``nonexistent_local_time``,
+          ``ambiguous_local_time``, ``time_out_of_range`` (outside the years 1 to 9999, which are valid for a message).
+        - ``wall_time``: the clock time and its zone, as :class:`postdate.core.upkeep.wall_times.WallTime` writes them;
+          null for a time with an offset.
 
-def read_time(column: Column, data_type: DataType, zone_times: ZoneTimes | None) -> ParsedTime:
-    """Return a column of instants, of clock times, of dates (their midnight) or of texts as instants.
-
-    The session must be in UTC. Without ``zone_times``, a time without an offset is a problem. Other types are refused.
+    Raises:
+        PipelineError: ``data_type`` is not that of a time.
     """
     if isinstance(data_type, TimestampType):
-        return _limit_to_calendar(ParsedTime(column), ~F.unix_micros(column).between(*CALENDAR))
+        parsed, near_the_ends = _parsed(column), ~F.unix_micros(column).between(*CALENDAR)
+        frame = frame.withColumn(name, parsed)
+    elif isinstance(data_type, StringType):
+        near_the_ends = F.trim(column).rlike(_NEAR_THE_ENDS)
+        frame = _add_text(frame, name, column, zone_times)
+    else:
+        clock_time, near_the_ends = _clock_time(column, data_type)
+        frame = frame.withColumn(name, _read_local(clock_time, zone_times))
+    time = F.col(quote_name(name))
+    # A cheap condition finds the rows that need the check.
+    out_of_range = near_the_ends & ~F.coalesce(F.unix_micros(time["instant"]).between(*CALENDAR), F.lit(False))
+    is_out_of_range = F.coalesce(out_of_range, F.lit(False))
+    limited = _parsed(
+        F.when(~is_out_of_range, time["instant"]),
+        F.coalesce(time["problem"], F.when(is_out_of_range, F.lit("time_out_of_range"))),
+        time["wall_time"],
+    )
+    return frame.withColumn(name, limited)
+
+
+def _parsed(instant: Column, problem: Column | None = None, wall_time: Column | None = None) -> Column:
+    no_text = F.lit(None).cast("string")
+    return F.struct(
+        instant.alias("instant"),
+        (no_text if problem is None else problem).alias("problem"),
+        (no_text if wall_time is None else wall_time).alias("wall_time"),
+    )
+
+
+def _clock_time(column: Column, data_type: DataType) -> tuple[Column, Column]:
+    """Return a time without an offset as the UTC instant, and whether it is near the ends of the calendar."""
     if isinstance(data_type, TimestampNTZType):
         clock = column.cast("timestamp")
         number, bounds, day = F.unix_micros(clock), CALENDAR, _DAY_MICROSECONDS
     elif isinstance(data_type, DateType):
         clock = F.when(F.unix_date(column).between(*_DAYS), column).cast("timestamp")
         number, bounds, day = F.unix_date(column), _DAYS, 1
-    elif isinstance(data_type, StringType):
-        return _limit_to_calendar(
-            _read_text(column, zone_times),
-            F.trim(column).rlike(_NEAR_THE_ENDS),
-        )
     else:
         raise PipelineError(f"a time must be a timestamp, a date or a text, not {data_type.simpleString()}")
-    clock_time = F.when(number.between(*bounds), clock)
-    return _limit_to_calendar(_read_local(clock_time, zone_times), ~number.between(bounds[0] + day, bounds[1] - day))
+    return F.when(number.between(*bounds), clock), ~number.between(bounds[0] + day, bounds[1] - day)
 
 
-def _limit_to_calendar(parsed: ParsedTime, near_the_ends: Column) -> ParsedTime:
-    """Return only instants that are valid for a message.
-
-    ``near_the_ends`` is a cheap condition for rows that need the check, because Spark computes a time again for each
-    check.
-    """
-    is_within = F.coalesce(F.unix_micros(parsed.instant).between(*CALENDAR), F.lit(False))
-    range_problem = F.when(near_the_ends, F.when(~is_within, F.lit("time_out_of_range")))
-    instant = F.when(near_the_ends, F.when(is_within, parsed.instant)).otherwise(parsed.instant)
-    return ParsedTime(instant, F.coalesce(parsed.problem, range_problem), parsed.wall_time)
-
-
-def _read_text(column: Column, zone_times: ZoneTimes | None) -> ParsedTime:
-    text = F.when(column.rlike(_USUAL), column).otherwise(_usual_form(F.trim(column)))
-    ends_a_day = text.rlike(r"T24:00:00(\.0+)?([Z+-]|$)")
+def _add_text(frame: DataFrame, name: str, column: Column, zone_times: ZoneTimes | None) -> DataFrame:
+    names = {step: f"{name}~{step}" for step in ("text", "ends_a_day", "start", "time", "local")}
+    text, ends_a_day, start, time, local = (F.col(quote_name(each)) for each in names.values())
+    has_offset = text.rlike("(Z|[+-][0-9]{2}:[0-9]{2})$")
     # Spark drops digits below a microsecond. The next microsecond is used instead, so that no message is early.
     has_more_digits = (F.length(text) > _TO_MICROSECONDS) & text.rlike(_BELOW_A_MICROSECOND)
-    start = F.when(ends_a_day, F.replace(text, F.lit("T24:"), F.lit("T00:"))).otherwise(text).try_cast("timestamp")
-    time = (
-        F.when(ends_a_day, start + F.lit(timedelta(days=1)))
-        .when(has_more_digits, start + F.lit(timedelta(microseconds=1)))
-        .otherwise(start)
-    )
-    has_offset = text.rlike("(Z|[+-][0-9]{2}:[0-9]{2})$")
-    local = _read_local(F.when(~has_offset, time), zone_times)
     malformed = F.when(column.isNotNull() & time.isNull(), F.lit("malformed_time"))
-    return ParsedTime(
-        F.when(has_offset, time).otherwise(local.instant), F.coalesce(malformed, local.problem), local.wall_time
+    usual = F.when(column.rlike(_USUAL), column).otherwise(_usual_form(F.trim(column)))
+    whole_day = F.replace(text, F.lit("T24:"), F.lit("T00:"))
+    later = F.when(has_more_digits, start + F.lit(timedelta(microseconds=1))).otherwise(start)
+    return (
+        frame.withColumn(names["text"], usual)
+        .withColumn(names["ends_a_day"], text.rlike(r"T24:00:00(\.0+)?([Z+-]|$)"))
+        .withColumn(names["start"], F.when(ends_a_day, whole_day).otherwise(text).try_cast("timestamp"))
+        .withColumn(names["time"], F.when(ends_a_day, start + F.lit(timedelta(days=1))).otherwise(later))
+        .withColumn(names["local"], _read_local(F.when(~has_offset, time), zone_times))
+        .withColumn(
+            name,
+            _parsed(
+                F.when(has_offset, time).otherwise(local["instant"]),
+                F.coalesce(malformed, local["problem"]),
+                local["wall_time"],
+            ),
+        )
+        .drop(*names.values())
     )
 
 
@@ -192,14 +218,13 @@ def _usual_form(text: Column) -> Column:
 # --- clock times ------------------------------------------------------------------------------------------------------
 
 
-def _read_local(clock_time: Column, zone_times: ZoneTimes | None) -> ParsedTime:
+def _read_local(clock_time: Column, zone_times: ZoneTimes | None) -> Column:
     """Return the instants at which clocks showed ``clock_time``, a clock time stored as a UTC instant."""
     if zone_times is None:
         problem = F.when(clock_time.isNotNull(), F.lit("time_without_zone"))
-        return ParsedTime(F.lit(None).cast("timestamp"), problem)
+        return _parsed(F.lit(None).cast("timestamp"), problem)
     arrow_udf: Any = F.arrow_udf  # Its stubs do not know the order of its arguments that its description shows.
-    resolved: Column = arrow_udf(_resolver(zone_times), _RESOLVED)(clock_time)
-    return ParsedTime(resolved["instant"], resolved["problem"], resolved["wall_time"])
+    return arrow_udf(_resolver(zone_times), _RESOLVED)(clock_time)
 
 
 _RESOLVED: Final = "instant timestamp, problem string, wall_time string"

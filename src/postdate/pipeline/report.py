@@ -34,7 +34,7 @@ _MEANINGS = {
     "handled": "handled by their receiver",
     "queued": "in their queue, not yet handled",
     "pending": "waiting in the store",
-    "expired": "nobody wanted them any more when they were due",
+    "expired": "their time to be received had ended when they were due",
     "discarded": "received, or ended in their queue, past their use",
     "undelayed": "of the discarded, never delayed: in no other line",
     "cancelled": "withdrawn before they were due",

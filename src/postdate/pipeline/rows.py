@@ -266,7 +266,7 @@ def split_rows(
     not_utf8 = find_invalid_texts(batch)
     for position, row in enumerate(_rows(batch)):
         if names := not_utf8[position]:
-            bad_rows.append(BadRow(position, NOT_UTF8, f"{' and '.join(names)}: the text is no UTF-8"))
+            bad_rows.append(BadRow(position, NOT_UTF8, f"{' and '.join(names)}: the text is not UTF-8"))
             continue
         try:
             message = _message(row, allows_internal_messages=allows_internal_messages)

@@ -39,13 +39,15 @@ from postdate.errors import PipelineError, StoreNotSetUp
 from postdate.messages import Headers
 from postdate.pipeline import rows as pipeline_rows
 from postdate.pipeline.duplicates import can_compare, find_conflicts, find_duplicate_ids
+from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.files import ORIGIN, ORIGIN_FIELD
 from postdate.pipeline.frames import persist_frame
 from postdate.pipeline.lapsing import relative_expiry_of
-from postdate.pipeline.local_time import LocalTimes, ZoneTimes, differs_from_java, read_time
+from postdate.pipeline.local_time import LocalTimes, ZoneTimes, add_time, differs_from_java
+from postdate.pipeline.outputs import NewFolder, check_new_folder, check_new_path
 from postdate.pipeline.plain import to_plain
 from postdate.pipeline.session import check_utc
-from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
+from postdate.pipeline.stores import OpenStore, StoreSpec, open_in_task, open_spec
 from postdate.ports.scanning import WRITTEN_COLUMNS
 
 _SHOWN_COLUMNS = (*WRITTEN_COLUMNS, "row")
@@ -72,6 +74,7 @@ log = logging.getLogger("postdate.pipeline")
 _CONTENT = pipeline_rows.spark_schema(pipeline_rows.MESSAGE_COLUMNS)
 _REPORT_SCHEMA = "outcome string, reason string, rows long"
 _BEGINNING_CHARACTERS = 1_000
+_REJECTED_ROWS, _REPORT = "the rejected rows", "the report"
 _TOO_LARGE = "message_too_large"
 _REJECTED_FORMATS = frozenset({"json", "parquet"})
 
@@ -134,21 +137,21 @@ class Rejects:
     """Where to write rows that are not messages.
 
     Args:
-        path: path of a directory, which must not exist yet.
+        path: a directory, which must not exist yet: a path on the driver's machine, or as text a URI such as
+            ``s3a://bucket/rejected``.
         format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, the message as texts; of CSV
             and JSON also ``file``, ``line`` and ``row``, which is the whole row exactly as it stands in the file.
             ``bytes`` has by column what a text cannot hold: bytes that are not UTF-8, and a whole body that is too
             large; in JSON as base64.
     """
 
-    path: Path
+    path: str | Path
     format: str = "json"
 
     def __post_init__(self) -> None:
         if self.format not in _REJECTED_FORMATS:
             raise PipelineError(f"rejected rows are written as json or parquet, not {self.format!r}")
-        if self.path.exists():
-            raise PipelineError(f"{self.path} is there already; name a new directory for the rejected rows")
+        check_new_path(self.path, _REJECTED_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,7 @@ class ScheduleJob:
         batch: number of messages stored in one transaction; by default a good number for the store.
         report: directory, which must not exist yet, for a Parquet table of results: ``outcome``
             (``accepted``, ``already_there``, ``conflicting`` or ``set_aside``), ``reason`` (null unless set aside),
-            ``rows``.
+            ``rows``. A path or a URI, as for :class:`Rejects`.
         unused: columns that resemble an optional column of the usual names, but do not stand for it. An input with such
             a column that is not listed here is refused.
         dry_run: read and check everything, and store nothing. No rejected rows and no report are written.
@@ -224,16 +227,17 @@ class ScheduleJob:
     local_times: LocalTimes | None = None
     rejects: Rejects | None = None
     batch: int | None = None
-    report: Path | None = None
+    report: str | Path | None = None
     unused: tuple[str, ...] = ()
     dry_run: bool = False
     expected_rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.report is not None and self.report.exists():
-            raise PipelineError(f"{self.report} is there already; name a new directory for the report")
+        if self.report is not None:
+            check_new_path(self.report, _REPORT)
 
 
+@shorten_errors("the schedule has failed")
 def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
     """Store every row of ``messages`` that is a message, and set the other rows aside.
 
@@ -247,13 +251,15 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         Counts of all rows. If Spark repeats a task, messages that its first attempt stored count as already there.
 
     Raises:
-        PipelineError: a column is missing, misspelt or of a wrong type; nothing was stored. Or the input returned
-            different rows when it was read again; messages stored by then stay.
-        StoreError: the store failed; messages stored by then stay, and the job can be run again.
+        PipelineError: a column is missing, misspelt or of a wrong type, or a folder exists or cannot be written;
+            nothing was stored. Or a task failed, or the input returned different rows when it was read again; messages
+            stored by then stay, and the job can be run again.
+        StoreError: the store failed before any task began; nothing was stored.
     """
     started = time.perf_counter()
     check_utc(messages.sparkSession)
     columns, unused = _resolve_columns(messages, job)
+    folders = _check_folders(messages.sparkSession, job)
     limit, zone_times, is_set_up = _prepare_store(messages.sparkSession, job)
     with ExitStack() as stack:
         checksums = persist_frame(stack, _checksums(messages, columns))
@@ -277,13 +283,31 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         outcomes = persist_frame(
             stack, rows.mapInArrow(handling, pipeline_rows.spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY
         )
-        result = replace(_result(outcomes, job, started), unused=unused)
+        result = replace(_result(outcomes, job, folders, started), unused=unused)
     if result.read != read:
         raise PipelineError(
             f"the input had {read:,} rows when they were counted, and {result.read:,} when they were stored: it gives "
             f"other rows each time it is read. What was stored stays; cache the input, and run the job again"
         )
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Folders:
+    """The folders of a job, checked before anything is stored; ``None``: not requested."""
+
+    rejected: NewFolder | None
+    rejected_format: str
+    report: NewFolder | None
+
+
+def _check_folders(spark: SparkSession, job: ScheduleJob) -> _Folders:
+    rejects, report = job.rejects, job.report
+    return _Folders(
+        rejected=None if rejects is None or job.dry_run else check_new_folder(spark, rejects.path, _REJECTED_ROWS),
+        rejected_format="json" if rejects is None else rejects.format,
+        report=None if report is None or job.dry_run else check_new_folder(spark, report, _REPORT),
+    )
 
 
 def _prepare_store(spark: SparkSession, job: ScheduleJob) -> tuple[int, ZoneTimes | None, bool]:
@@ -351,38 +375,50 @@ def _select_messages(
     would alter. A body over ``limit`` bytes is removed here: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
-    due = read_time(F.col(pipeline_rows.quote_name(columns.due)), types[columns.due], zone_times)
-    not_utf8 = _has_invalid_text(messages, columns)
-    reasons = [F.when(not_utf8, F.lit(pipeline_rows.NOT_UTF8)), *_missing_reasons(columns), due.problem]
+    prefix = "postdate~"
+    while any(name.lower().startswith(prefix) for name in messages.columns):
+        prefix += "~"
+
+    def step(name: str) -> Column:
+        return F.col(pipeline_rows.quote_name(prefix + name))
+
+    # Each step is a column that the next ones name; for the reason see add_time().
+    rows = messages.withColumns(
+        {prefix + "headers": _headers(messages, columns.headers), prefix + "body": _body(messages, columns.body)}
+    )
+    due_column = F.col(pipeline_rows.quote_name(columns.due))
+    rows = add_time(rows, prefix + "due", due_column, types[columns.due], zone_times)
+    due, headers, body = step("due"), step("headers"), step("body")
+    reasons = [
+        F.when(_has_invalid_text(messages, columns), F.lit(pipeline_rows.NOT_UTF8)),
+        *_missing_reasons(columns),
+        due["problem"],
+    ]
     expires_at: Column = F.lit(None).cast("timestamp")
     if columns.expires_at is not None:
-        expiry = read_time(F.col(pipeline_rows.quote_name(columns.expires_at)), types[columns.expires_at], zone_times)
-        expires_at = expiry.instant
-        reasons.append(F.when(expiry.problem.isNotNull(), F.concat(F.lit("expiry_"), expiry.problem)))
-    headers = _headers(messages, columns.headers)
-    body = _body(messages, columns.body)
-    too_large = F.octet_length(body) > limit
+        expiry_column = F.col(pipeline_rows.quote_name(columns.expires_at))
+        rows = add_time(rows, prefix + "expires_at", expiry_column, types[columns.expires_at], zone_times)
+        expires_at, problem = step("expires_at")["instant"], step("expires_at")["problem"]
+        reasons.append(F.when(problem.isNotNull(), F.concat(F.lit("expiry_"), problem)))
     # The time to be received counts from the time sent, not from the due time: such a message would never be handled
     # (specification row 75). A message whose end is malformed is accepted, and fails at its receiver.
-    expires_before_due = relative_expiry_of(_expiry_headers(headers)) < due.instant
+    expires_before_due = relative_expiry_of(_expiry_headers(headers)) < due["instant"]
     reasons += [
-        F.when(too_large, F.lit("message_too_large")),
+        F.when(F.octet_length(body) > limit, F.lit(_TOO_LARGE)),
         F.when(expires_before_due, F.lit("lapses_before_due")),
     ]
     origin = F.col(ORIGIN) if ORIGIN in messages.columns else F.lit(None).cast(ORIGIN_FIELD.dataType)
-    reasons.insert(0, origin["reason"])
-    reason = F.coalesce(*reasons)
-    good = reason.isNull()
-    return messages.select(
+    reason, good = step("reason"), step("reason").isNull()
+    return rows.withColumn(prefix + "reason", F.coalesce(origin["reason"], *reasons)).select(
         F.when(good, F.col(pipeline_rows.quote_name(columns.message_id)).cast("string")).alias("message_id"),
         F.when(good, _destination(columns.destination)).alias("destination"),
-        due.instant.alias("due"),
+        due["instant"].alias("due"),
         expires_at.alias("expires_at"),
         F.when(good, headers).alias("headers"),
         F.when(good, body).alias("body"),
         reason.alias("reason"),
         F.when(reason.isNotNull(), _original_bytes(messages, columns)).alias("shown"),
-        F.when(good, due.wall_time).alias("wall_time"),
+        F.when(good, due["wall_time"]).alias("wall_time"),
         origin.alias("origin"),
     )
 
@@ -582,7 +618,7 @@ def _store_all(
     spec: StoreSpec, now: datetime, batch_size: int | None, batches: pipeline_rows.Batches
 ) -> pipeline_rows.Batches:
     """Store the rows of a task. The task receives the address of a store, never a connection."""
-    with open_spec(spec) as store:
+    with open_in_task(spec) as store:
         rows_at_once = batch_size or store.rows_at_once
         for batch in batches:
             for start in range(0, batch.num_rows, rows_at_once):
@@ -603,7 +639,7 @@ def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordB
 def _check_all(spec: StoreSpec | None, limit: int, batches: pipeline_rows.Batches) -> pipeline_rows.Batches:
     """Check the rows of a task as :func:`_store_all` does, and store nothing. ``spec``: ``None`` for an empty store."""
     with ExitStack() as stack:
-        store = None if spec is None else stack.enter_context(open_spec(spec))
+        store = None if spec is None else stack.enter_context(open_in_task(spec))
         earlier_ids, samples = set[str](), _SAMPLE_ROWS
         for batch in batches:
             good, messages, bad_rows, rejected = _split(batch, limit)
@@ -757,7 +793,8 @@ _DETAILS: Mapping[str, str] = {
     "missing_destination": "the destination is missing or blank",
     "conflicting_rows": "this id stands in the input with differing content",
     pipeline_rows.NOT_UTF8: (
-        "a text of the row is no UTF-8; bytes has it as it is. Say which encoding a file has, or mend the row"
+        "a text of the row is not UTF-8; the column bytes has its bytes. Name the encoding of the file, or correct the "
+        "row"
     ),
     "lapses_before_due": "its time to be received, which counts from its time sent, ends before it is due",
     "message_too_large": "the body is larger than the store takes; keep it elsewhere and send a reference",
@@ -767,7 +804,7 @@ _DETAILS: Mapping[str, str] = {
 # --- result: on the driver -------------------------------------------------------------------------------------------
 
 
-def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleResult:
+def _result(outcomes: DataFrame, job: ScheduleJob, folders: _Folders, started: float) -> ScheduleResult:
     counts = outcomes.groupBy("outcome", "reason").agg(
         F.count("*").alias("rows"), F.sum("stored").alias("stored"), F.sum("already_there").alias("already_there")
     )
@@ -796,12 +833,12 @@ def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleRe
             sample=_sample(sample, WRITTEN_COLUMNS),
             rejected_sample=_sample(rejected, _REJECTED_COLUMNS[:-1]),
         )
-    if (set_aside or conflicting) and job.rejects is not None:
-        rejected.select(*_REJECTED_COLUMNS).write.format(job.rejects.format).save(str(job.rejects.path))
-        result = replace(result, rejected_to=str(job.rejects.path))
-    if job.report is not None:
-        result = replace(result, reported_to=str(job.report))
-        _write_report(outcomes.sparkSession, result, job.report)
+    if (set_aside or conflicting) and folders.rejected is not None:
+        folders.rejected.write(rejected.select(*_REJECTED_COLUMNS), folders.rejected_format)
+        result = replace(result, rejected_to=folders.rejected.location)
+    if folders.report is not None:
+        result = replace(result, reported_to=folders.report.location)
+        _write_report(outcomes.sparkSession, result, folders.report)
     return result
 
 
@@ -821,11 +858,11 @@ def _sample(rows: DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, Any],
     return tuple(samples)
 
 
-def _write_report(spark: SparkSession, result: ScheduleResult, path: Path) -> None:
+def _write_report(spark: SparkSession, result: ScheduleResult, folder: NewFolder) -> None:
     rows: list[tuple[str, str | None, int]] = [
         ("accepted", None, result.accepted),
         ("already_there", None, result.already_there),
         *([("conflicting", CONFLICTS_WITH_STORE, result.conflicting)] if result.conflicting else []),
         *(("set_aside", reason, count) for reason, count in result.set_aside.items()),
     ]
-    spark.createDataFrame(rows, _REPORT_SCHEMA).coalesce(1).write.parquet(str(path))
+    folder.write(spark.createDataFrame(rows, _REPORT_SCHEMA).coalesce(1), "parquet")

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
 from postdate.errors import PipelineError
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, prepare_java_home
@@ -49,6 +50,8 @@ logger.tasks.name = org.apache.spark.executor.Executor
 logger.tasks.level = off
 logger.stages.name = org.apache.spark.scheduler.TaskSetManager
 logger.stages.level = off
+logger.state.name = org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkPythonPreInitRunner
+logger.state.level = off
 logger.batches.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
 logger.batches.level = off
 logger.aborting.name = org.apache.spark.util.Utils
@@ -69,6 +72,12 @@ FOR_LONG_JOBS: Final = MappingProxyType({"spark.driver.extraJavaOptions": "-XX:T
 _ROWS_A_BATCH = 20_000
 _BYTES_A_BATCH = 64 * 1024 * 1024
 
+_ATTEMPTS_OF_A_TASK = 4
+"""The default on clusters. Spark's own default for a local master is one: then a killed Python worker ends the job."""
+
+_MANY = 100_000
+"""Rows of a range that is divided into more partitions than any cluster has cores."""
+
 _start_lock = threading.Lock()
 """Held while a session starts, because its environment variables apply to the whole process."""
 
@@ -88,7 +97,8 @@ def spark_session(
 
     Args:
         app_name: shown in logs and in the web interface of a cluster.
-        cores: number of threads of a local Spark, at least 1; by default all cores of the machine.
+        cores: number of threads of a local Spark, at least 1; by default all cores of the machine. A task that fails is
+            run up to four times, as on a cluster.
         master: a cluster, or any other Spark master URL; local by default. It excludes ``cores``.
         with_format: register the format ``postdate`` at once. This takes Spark a second or two, and jobs of this
             package do not need it; :func:`postdate.pipeline.source.register` does it later.
@@ -103,7 +113,7 @@ def spark_session(
     """
     if cores is not None and (master is not None or cores < 1):
         raise PipelineError(f"cores={cores} is for a local Spark and at least 1; with master={master!r} leave it out")
-    master = master or f"local[{cores or '*'}]"
+    master = master or f"local[{cores or '*'},{_ATTEMPTS_OF_A_TASK}]"
     settings = _settings(master, conf or {})
     with _start_lock:
         session = SparkSession.getActiveSession()
@@ -126,6 +136,20 @@ def check_utc(spark: SparkSession) -> None:
             f"the Spark session is in time zone {zone}; set spark.sql.session.timeZone to UTC, "
             f"or get the session from postdate.pipeline.session.spark_session"
         )
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether a session is a client of Spark Connect. Such a client has no Java of its own."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def count_slots(spark: SparkSession) -> int:
+    """Return how many tasks Spark runs at the same time: its default parallelism.
+
+    Only a classic session has a context to ask. Every session divides a range by the same number.
+    """
+    numbers = spark.range(_MANY).select(F.spark_partition_id().alias("number"))
+    return int(numbers.agg(F.max("number")).collect()[0][0]) + 1
 
 
 def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:

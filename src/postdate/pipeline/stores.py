@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,11 +18,14 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from postdate import ports
 from postdate.backends.registry import place_of
+from postdate.clock import steady_seconds
 from postdate.config import Address, Settings, resolve_address
-from postdate.errors import PipelineError
+from postdate.core.health.destinations import LONGEST_SECONDS, SHORTEST_SECONDS
+from postdate.errors import PipelineError, PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import from_columns, messages_of, to_batch
 from postdate.ports.backends import Place
+from postdate.runtime.resource import Backoff
 from postdate.wiring import open_store, settings_of_store, store_settings
 
 T = TypeVar("T")
@@ -28,6 +33,9 @@ T = TypeVar("T")
 _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
 """Number of rows fetched and turned into one Arrow batch at a time, for a store that does not return columns."""
+
+PATIENCE: Final = timedelta(seconds=30)
+"""How long a task repeats a call that fails with a transient error: longer than the restart of a database takes."""
 
 _FIELD_SETTINGS: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes")
 """The settings of stores that are fields of :class:`StoreSpec`."""
@@ -58,6 +66,8 @@ class StoreSpec:
         recording: how much is recorded for audits.
         largest_message_bytes: limit of headers and body together; ``None``: the default of the store.
         other_settings: settings that only some stores have, as pairs of name and value.
+        patience: how long a task repeats a call that fails with a transient error, such as an outage of the store. Then
+            the error is raised, and Spark may run the task again.
     """
 
     address: str
@@ -68,6 +78,7 @@ class StoreSpec:
     recording: str = ports.Recording.ALL.value
     largest_message_bytes: int | None = None
     other_settings: tuple[tuple[str, Any], ...] = ()
+    patience: timedelta = PATIENCE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute_address_of(self.address))
@@ -121,10 +132,12 @@ class OpenStore:
     """A store that one task, or the driver, has open. Call its methods from a thread without an event loop.
 
     A call through the portal costs some 80 µs, so calls are made once a batch and never once a message.
+
+    With ``patience``, :meth:`retry` calls the store again for so long while it fails with a transient error.
     """
 
-    def __init__(self, store: ports.ClaimingStore, portal: BlockingPortal) -> None:
-        self.store, self.portal = store, portal
+    def __init__(self, store: ports.ClaimingStore, portal: BlockingPortal, patience: timedelta = timedelta(0)) -> None:
+        self.store, self.portal, self.patience = store, portal, patience
         self._columnar = store if isinstance(store, ports.ScannableStore) and store.has_columns else None
 
     def call(self, function: Callable[[Any], Awaitable[T]]) -> T:
@@ -150,20 +163,45 @@ class OpenStore:
     def store_batch(self, batch: pa.RecordBatch, now: datetime) -> ports.StoreReport:
         """Store valid messages in one transaction, idempotent by message id.
 
-        Columns are used if the store accepts them. ``batch`` comes from :func:`postdate.pipeline.rows.checked`.
+        Columns are used if the store accepts them. ``batch`` comes from :func:`postdate.pipeline.rows.checked`. If the
+        answer to a committed transaction was lost, its messages are reported as duplicates by the next attempt.
         """
-        if self._columnar is not None:
-            return self._columnar.store_columns(batch, now)
-        return self.store_many(messages_of(batch), now)
+        if self._columnar is None:
+            messages = messages_of(batch)
+            return self.retry(lambda: self.store_many(messages, now))
+        columnar = self._columnar
+        return self.retry(lambda: columnar.store_columns(batch, now))
 
     def scan(self, scan: ports.Scan, part: ports.ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the columns of ``schema`` in one part, from one snapshot. Columns are used if the store returns them."""
-        if self._columnar is not None:
-            for batch in self._columnar.scan_columns(scan, part):
+        columnar = self._columnar
+        if columnar is not None:
+            for batch in self._retry_start(lambda: columnar.scan_columns(scan, part)):
                 yield from_columns(batch, schema)
             return
-        for page in self.require_scannable().scan(scan, part, PAGE_ROWS):
+        for page in self.scan_pages(scan, part):
             yield to_batch(page, schema)
+
+    def scan_pages(self, scan: ports.Scan, part: ports.ScanPart) -> Iterator[list[tuple[Any, ...]]]:
+        """Read one part as rows of plain values."""
+        scannable = self.require_scannable()
+        return self._retry_start(lambda: scannable.scan(scan, part, PAGE_ROWS))
+
+    def retry(self, call: Callable[[], T]) -> T:
+        """Return the result of a call. While it fails with a transient error, repeat it for as long as the patience.
+
+        A repeated call must have the same effect as one. Afterwards the last error is raised.
+        """
+        return retry_call(call, self.patience)
+
+    def _retry_start(self, scan: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """Start a scan, patiently. Later errors are raised at once, because Spark has the first rows already."""
+
+        def start() -> Iterator[T]:
+            pages = iter(scan())
+            return chain(list(islice(pages, 1)), pages)
+
+        return self.retry(start)
 
     def count_overdue(self, as_of: datetime) -> int:
         """Return how many messages were due at ``as_of`` and are not claimed."""
@@ -179,16 +217,60 @@ class OpenStore:
 
 @contextlib.contextmanager
 def open_spec(spec: StoreSpec, *, create: bool = False, connect: bool = True) -> Generator[OpenStore]:
-    """Open the store for the length of the block.
+    """Open the store for the length of the block, on the driver: for setup, planning and single questions.
 
-    This runs once in each task, and on the driver for setup and planning. With ``create``, a missing store is created;
-    otherwise StoreError is raised. Without ``connect``, the store only tells what it can do.
+    An error is raised at once, because a user may wait for it. With ``create``, a missing store is created; otherwise
+    StoreError is raised. Without ``connect``, the store only tells what it can do.
     """
+    with _open_with_patience(spec, timedelta(0), create=create, connect=connect) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def open_in_task(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
+    """Open the store for the length of the block, in a task: an outage is waited for, as long as ``spec.patience``.
+
+    Calls that are repeated: opening the store, storing a batch, which is idempotent by message id, and the start of a
+    scan. A scan that breaks later fails the task, because its first rows are with Spark already. When Spark runs the
+    task again, its scan waits at the start.
+    """
+    with _open_with_patience(spec, spec.patience, create=create) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def _open_with_patience(
+    spec: StoreSpec, patience: timedelta, *, create: bool = False, connect: bool = True
+) -> Generator[OpenStore]:
     with start_blocking_portal() as portal:
-        store = spec.open(create=create)
+
+        def open_once() -> ports.ClaimingStore:
+            store = spec.open(create=create)
+            try:
+                if connect:
+                    portal.call(store.initialize, spec.endpoint, ports.TransactionMode.RECEIVE_ONLY)
+            except BaseException:
+                portal.call(store.close)
+                raise
+            return store
+
+        store = retry_call(open_once, patience)
         try:
-            if connect:
-                portal.call(store.initialize, spec.endpoint, ports.TransactionMode.RECEIVE_ONLY)
-            yield OpenStore(store, portal)
+            yield OpenStore(store, portal, patience)
         finally:
             portal.call(store.close)
+
+
+def retry_call(call: Callable[[], T], patience: timedelta) -> T:
+    """Return the result of a call. While it fails with a transient error, repeat it for at most ``patience``."""
+    backoff, pause = Backoff(SHORTEST_SECONDS, LONGEST_SECONDS), threading.Event()
+    deadline = steady_seconds() + patience.total_seconds()
+    while True:
+        try:
+            return call()
+        except PostdateError as error:
+            seconds = steady_seconds()
+            if not error.transient or seconds >= deadline:
+                raise
+            backoff.report_failure(seconds)
+            pause.wait(min(backoff.remaining(seconds), deadline - seconds))

@@ -32,11 +32,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
-from postdate.pipeline.dispatching import COUNTED, SweepSpec, count_slots, sweep_slots
+from postdate.pipeline.dispatching import COUNTED, SweepSpec, count_delivered, sweep_slots
 from postdate.pipeline.failures import check_query, shorten_errors, wait_for_query
 from postdate.pipeline.plain import to_plain
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema
-from postdate.pipeline.session import check_utc, set_temporarily
+from postdate.pipeline.session import check_utc, count_slots, set_temporarily
 from postdate.pipeline.stores import open_spec
 
 RESIDENCY: Final = timedelta(seconds=30)
@@ -134,7 +134,7 @@ def sweep(
     tasks = spark.range(0, n, 1, n)
     with shorten_errors("the sweep has failed"):
         if ledger is None:
-            rows = tasks.mapInArrow(partial(count_slots, spec), spark_schema(COUNTED)).collect()
+            rows = tasks.mapInArrow(partial(count_delivered, spec), spark_schema(COUNTED)).collect()
             counts = {name: sum(row[name] for row in rows) for name in COUNTED.names}
         else:
             counts = _write_lines(tasks.mapInArrow(partial(sweep_slots, spec, None, None), _LINES_SCHEMA), str(ledger))
@@ -151,7 +151,7 @@ def sweep(
 def _slot_count(spark: SparkSession, slots: int | None) -> int:
     if slots is not None and slots < 1:
         raise PipelineError(f"a sweep needs at least one dispatcher, not slots={slots}")
-    return slots or spark.sparkContext.defaultParallelism
+    return slots or count_slots(spark)
 
 
 def _write_lines(lines: DataFrame, ledger: str) -> dict[str, int]:

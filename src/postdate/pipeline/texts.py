@@ -261,7 +261,7 @@ class CsvFile:
 
     def _check_header(self, text: str | None, cells: Sequence[str | None] | None) -> None:
         if text is None or cells is None:
-            raise PipelineError(f"the first line of {self.path} is no {self.encoding.name}; say which encoding it has")
+            raise PipelineError(f"the first line of {self.path} is not {self.encoding.name}; name its encoding")
         if list(cells) != list(self.header):
             raise PipelineError(
                 f"{self.path} has the columns {_join_names(cells)}, and others are read as {_join_names(self.header)}: "
@@ -286,7 +286,7 @@ def read_header(path: str, record: str, encoding: Encoding, delimiter: str = ","
     content = record.encode("latin-1") if encoding.is_ascii_compatible else record.encode()
     text = encoding.decode(content) if encoding.is_ascii_compatible else record
     if text is None:
-        raise PipelineError(f"the first line of {path} is no {encoding.name}; say which encoding it has")
+        raise PipelineError(f"the first line of {path} is not {encoding.name}; name its encoding")
     try:
         cells = next(records(text.removeprefix(_BOM), delimiter))
     except UnclosedQuoteError as error:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,14 @@ def schedule_numbers(
     return _counts(schedule(messages, _job(store, now, batch)))
 
 
+def schedule_overdue(spark: SparkSession, number: int, store: dict[str, Any], now: str) -> dict[str, Any]:
+    """Schedule messages that have been due for long; return the counts."""
+    overdue = "timestamp'2020-05-01 12:00:00' AS due"
+    columns = [overdue if column.endswith("AS due") else column for column in _MESSAGE]
+    messages = spark.range(0, number, numPartitions=10).selectExpr(*columns)
+    return _counts(schedule(messages, _job(store, now, 20)))
+
+
 def schedule_unevenly(spark: SparkSession, end: int, store: dict[str, Any], now: str) -> dict[str, Any]:
     """Schedule most messages in one task and the others in many: Spark will try the one a second time."""
     small, large = spark.range(0, end // 10, numPartitions=20), spark.range(end // 10, end, numPartitions=1)
@@ -87,7 +95,8 @@ def plan_of_scan(spark: SparkSession, store: dict[str, Any]) -> str:
 
 def fail_in_a_task(spark: SparkSession, address: str) -> int:
     """Scan a store that cannot be reached."""
-    return scan_frame(spark, StoreSpec(address), "pending", ("message_id",), [ScanPart(0, 1)]).count()
+    impatient = StoreSpec(address, patience=timedelta(0))
+    return scan_frame(spark, impatient, "pending", ("message_id",), [ScanPart(0, 1)]).count()
 
 
 def plan(frame: DataFrame) -> str:

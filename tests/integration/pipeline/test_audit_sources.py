@@ -107,7 +107,7 @@ def test_records_that_cannot_be_read_are_refused_before_any_work(spark: SparkSes
         audit(spark, [missing_store, missing_store], START)
     with pytest.raises(PipelineError, match="nothing to audit"):
         audit(spark, [], START)
-    with pytest.raises(PipelineError, match="something at"):
+    with pytest.raises(PipelineError, match="is there already"):
         audit(spark, missing_store, START, findings_to=tmp_path / "text")
 
 

@@ -177,7 +177,7 @@ def test_a_state_of_another_store_is_refused(spark: SparkSession, store: StoreSp
         audit(spark, [store, other], minutes(60), state=tmp_path / "both")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(PipelineError, match="is no state of an audit"):
+    with pytest.raises(PipelineError, match="is not the folder of an audit's state"):
         audit(spark, store, minutes(60), state=tmp_path / "full")
     with pytest.raises(PipelineError, match=r"no folder .* for the state"):
         audit(spark, store, minutes(60), state=tmp_path / "none" / "state")

@@ -477,7 +477,7 @@ def test_settings_that_do_not_fit_are_refused(delaying: SparkSession, source: Da
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"resolution": timedelta(microseconds=10_500)}, "no whole number of milliseconds"),
+        ({"resolution": timedelta(microseconds=10_500)}, "not a whole number of milliseconds"),
         ({"resolution": timedelta(milliseconds=5)}, "out of bounds"),
         ({"slots": 0}, "choose 1 to 10000"),
         ({"null_due": "keep"}, "choose one of fail, now, drop"),

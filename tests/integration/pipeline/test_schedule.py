@@ -127,7 +127,7 @@ def test_bad_rows_are_set_aside_with_the_reason(table: Table, store: StoreSpec, 
         "missing_id": 1,
         "time_without_zone": 1,
     }
-    written = [json.loads(line) for file in rejects.path.glob("*.json") for line in file.read_text().splitlines()]
+    written = [json.loads(line) for file in Path(rejects.path).glob("*.json") for line in file.read_text().splitlines()]
     assert len(written) == 10
     by_id = {row.get("message_id"): row for row in written}
     assert by_id["no-time"]["due"] == "tomorrow"
@@ -157,7 +157,7 @@ def test_bodies_that_are_no_text_are_set_aside_with_their_rows(
     rejects = Rejects(tmp_path / "rejected")
     result = schedule(rows, ScheduleJob(small, now, rejects=rejects))
     assert result.set_aside == {"malformed_time": 1, "message_too_large": 1}
-    written = [json.loads(line) for file in rejects.path.glob("*.json") for line in file.read_text().splitlines()]
+    written = [json.loads(line) for file in Path(rejects.path).glob("*.json") for line in file.read_text().splitlines()]
     bodies = {row["message_id"]: row["body"] for row in written}
     assert bodies == {"small": "a\\xff", "large": "\ufffd" * 1_000 + "…"}
 
@@ -254,7 +254,9 @@ def test_times_outside_of_the_calendar_are_set_aside_whole_and_stop_nothing(
         message = stored(store, accepted)
         assert message is not None
         assert message.due == datetime.fromisoformat(good)
-        written = [json.loads(line) for file in rejects.path.glob("*.json") for line in file.read_text().splitlines()]
+        written = [
+            json.loads(line) for file in Path(rejects.path).glob("*.json") for line in file.read_text().splitlines()
+        ]
         assert all("outside the years 1 to 9999" in row["detail"] and row["body"] == "x" for row in written)
         if rows is of_texts:
             assert {row["message_id"]: row["due"] for row in written}["never"] == never

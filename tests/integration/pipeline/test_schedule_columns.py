@@ -84,7 +84,7 @@ def test_spark_and_arrow_accept_what_the_message_accepts(
     assert (result.accepted, result.already_there) == (len(expected), 0)
     assert result.set_aside == Counter(row.code for row in bad)
     assert texts_of(store) == {message.message_id: encode_headers(message.headers) for message in expected}
-    lines = [line for file in rejects.path.glob("*.json") for line in file.read_text().split("\n") if line]
+    lines = [line for file in Path(rejects.path).glob("*.json") for line in file.read_text().split("\n") if line]
     written = [json.loads(line) for line in lines]
     by_id = {row["message_id"]: row for row in written}
     for row in bad:

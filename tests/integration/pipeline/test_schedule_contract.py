@@ -238,5 +238,5 @@ def test_a_format_without_its_package_is_refused_by_the_name_of_the_package(
 
 def test_a_file_without_an_object_is_refused_with_what_to_say(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "in.json").write_bytes('{"message_id": "é"}\n'.encode("latin-1"))
-    with pytest.raises(PipelineError, match=r"no line of .* is a JSON object in UTF-8; say which encoding it has"):
+    with pytest.raises(PipelineError, match=r"no line of .* is a JSON object in UTF-8; name its encoding"):
         read_input(spark, str(tmp_path / "in.json"))

@@ -32,7 +32,7 @@ def test_the_java_of_the_caller_wins_then_ours_then_the_users_then_the_installed
 
 
 def test_a_java_home_without_java_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="is no Java home"):
+    with pytest.raises(PipelineError, match="is not a Java home"):
         find_java_home(tmp_path, {})
 
 

@@ -99,7 +99,7 @@ def test_overwriting_is_refused(spark: SparkSession, store: StoreSpec) -> None:
 
 def test_a_row_that_is_no_message_fails_the_job_and_is_named(spark: SparkSession, store: StoreSpec) -> None:
     late = messages(spark, 3).withColumn("destination", F.when(F.col("message_id") != "m1", "orders")).coalesce(1)
-    with pytest.raises(PySparkException, match=r"row 1 of partition 0 \(message id 'm1'\) is no message"):
+    with pytest.raises(PySparkException, match=r"row 1 of partition 0 \(message id 'm1'\) is not a message"):
         write(late, store)
 
 
@@ -185,7 +185,7 @@ def test_a_row_with_a_text_that_is_no_utf8_fails_the_job_in_a_sentence(
     values = {"message_id": "'a'", "destination": "'q'", "headers": "'{}'", "body": "'x'"}
     values |= {"headers": f"map('k', {broken})"} if column == "map" else {column: broken}
     rows = spark.sql(f"SELECT timestamp '2030-05-01 12:00:00' due, {', '.join(f'{v} {n}' for n, v in values.items())}")
-    with pytest.raises(PipelineError, match="the text is no UTF-8"), shorten_errors("the job has failed"):
+    with pytest.raises(PipelineError, match="the text is not UTF-8"), shorten_errors("the job has failed"):
         write(rows, store)
     assert read(spark, store).count() == 0
 
@@ -242,7 +242,7 @@ def test_any_session_knows_the_format_and_none_tells_a_secret(postgres_url: str,
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     drop_schema(postgres_url, schema)
     assert "\n2 False\n" in done.stdout, done.stderr[-2_000:]
-    assert "is no message: message id is blank" in done.stdout
+    assert "is not a message: message id is blank" in done.stdout
     files = [file for file in (tmp_path / "events").rglob("*") if file.is_file()]
     logs = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     assert any("BatchScan postdate" in log for log in logs), "the event log has the plan"

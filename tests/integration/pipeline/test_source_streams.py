@@ -265,7 +265,7 @@ def test_a_row_that_is_no_message_fails_the_stream_and_is_named(
     (source / "one").write_text("a\n \n", encoding="utf-8")
     writes = messages(spark, source).writeStream.format("postdate").options(**options(store))
     query = writes.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    with pytest.raises(StreamingQueryException, match=r"row 1 of partition 0 \(message id ' '\) is no message"):
+    with pytest.raises(StreamingQueryException, match=r"row 1 of partition 0 \(message id ' '\) is not a message"):
         query.awaitTermination()
 
 

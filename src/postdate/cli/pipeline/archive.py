@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from postdate.cli.command import Use, command, duration_option, instant_option, option, usage_error
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
+from postdate.cli.pipeline.common import DEFAULT_PARTITIONS, Partitions, SparkOptions, app, run_on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.archive import ArchiveResult, RestoreResult
     from postdate.pipeline.session import SparkSession
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The archive: a folder that all of Spark can reach.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="The archive: a folder that all of Spark can reach.")]
 
 
 @command(app, "archive")
@@ -28,6 +27,7 @@ def archive(
         timedelta | None, duration_option("--older-than", "Messages that ended so long ago: 30d.")
     ] = None,
     forget_ids: Annotated[bool, option("--forget-ids", "Remove the ids as well: they may be used again then.")] = False,
+    partitions: Partitions = None,
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -46,7 +46,15 @@ def archive(
         now = SystemClock().now()
         limit = now - older_than if older_than is not None else before
         assert limit is not None
-        return run(spark, store, folder, limit, now, keep_ids=not forget_ids)
+        return run(
+            spark,
+            store,
+            folder,
+            limit,
+            now,
+            keep_ids=not forget_ids,
+            partitions=partitions or DEFAULT_PARTITIONS,
+        )
 
     result = run_on_spark(job, cluster)
     use.report(result.to_json(), lambda: _print_archived(result))
@@ -77,6 +85,7 @@ def restore(
     ids: Annotated[list[str] | None, option("--id", "This message; repeatable. Default: all.", metavar="ID")] = None,
     ended_from: Annotated[datetime | None, instant_option("--ended-from", "Messages that ended then or later.")] = None,
     ended_to: Annotated[datetime | None, instant_option("--ended-to", "Messages that ended before then.")] = None,
+    partitions: Partitions = None,
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -86,7 +95,15 @@ def restore(
     def job(spark: SparkSession) -> RestoreResult:
         from postdate.pipeline.archive import restore as run
 
-        return run(spark, store, folder, ids=ids, ended_from=ended_from, ended_to=ended_to)
+        return run(
+            spark,
+            store,
+            folder,
+            ids=ids,
+            ended_from=ended_from,
+            ended_to=ended_to,
+            partitions=partitions or DEFAULT_PARTITIONS,
+        )
 
     result = run_on_spark(job, cluster)
     use.report(

@@ -6,16 +6,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from postdate.cli.command import Use, command, duration_option, option, usage_error
+from postdate.cli.command import Use, command, duration_option, option
 from postdate.cli.output import escape_control_characters, print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
+from postdate.cli.pipeline import common
 
 if TYPE_CHECKING:
     from postdate.pipeline.audit import AuditResult
     from postdate.pipeline.session import SparkSession
 
 
-@command(app, "audit")
+@command(common.app, "audit")
 def audit(
     use: Use,
     html: Annotated[Path | None, option("--html", "Write a report for the browser.", metavar="FILE")] = None,
@@ -27,12 +27,14 @@ def audit(
         option("--records", "Archive, or ledger of a sweep, to read as well; repeatable.", metavar="DIR"),
     ] = None,
     findings: Annotated[
-        Path | None,
-        option("--findings", "New folder for every finding; …json: JSON lines, else Parquet.", metavar="DIR"),
+        str | None,
+        option("--findings", "New folder for every finding; …json: JSON lines, else Parquet.", metavar="DIR|URI"),
     ] = None,
     destinations: Annotated[
-        Path | None,
-        option("--destinations", "New folder for every destination; …json: JSON lines, else Parquet.", metavar="DIR"),
+        str | None,
+        option(
+            "--destinations", "New folder for every destination; …json: JSON lines, else Parquet.", metavar="DIR|URI"
+        ),
     ] = None,
     state: Annotated[
         str | None,
@@ -41,17 +43,17 @@ def audit(
     all_endpoints: Annotated[
         bool, option("--all-endpoints", "Every endpoint of the database, not only that of the settings.")
     ] = False,
+    partitions: common.Partitions = None,
     *,
-    cluster: SparkOptions,
+    cluster: common.SparkOptions,
 ) -> None:
     """Compare what was scheduled with what was delivered.
 
     Exit code 1 if any message was lost, duplicated, early or orphaned; with --state, since the last audit. Changes
     nothing in the store; services may go on.
     """
-    if html is not None and not html.absolute().parent.is_dir():
-        raise usage_error(f"there is no folder {html.absolute().parent} for the report")
-    store = store_of(use)
+    common.check_page(html, "report")
+    store = common.store_of(use)
 
     def job(spark: SparkSession) -> AuditResult:
         from postdate.clock import SystemClock
@@ -65,11 +67,12 @@ def audit(
             late_after=late_after,
             records=records or (),
             findings_to=findings,
+            partitions=partitions or common.DEFAULT_PARTITIONS,
             destinations_to=destinations,
             state=state,
         )
 
-    result = run_on_spark(job, cluster)
+    result = common.run_on_spark(job, cluster)
     if html is not None:
         from postdate.pipeline.report import write_html
 

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
-from postdate.cli.command import Use, create_group, handle_signals, option
+from postdate.cli.command import Use, create_group, handle_signals, option, usage_error
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -29,6 +30,43 @@ class SparkOptions:
 
     cores: Annotated[int | None, option("--cores", "Threads of Spark; default: all cores.", min=1)] = None
     master: Annotated[str | None, option("--master", "A Spark cluster; default: this process.", metavar="URL")] = None
+    conf: Annotated[list[str] | None, option("--conf", "A setting of Spark; repeatable.", metavar="KEY=VALUE")] = None
+    py_files: Annotated[
+        str | None, option("--py-files", "Python packages for executors, with commas between them.", metavar="FILES")
+    ] = None
+
+    def __post_init__(self) -> None:
+        self.settings()
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings of Spark that the options name. A wrong one is an error of usage."""
+        settings = dict[str, str]()
+        for text in self.conf or ():
+            key, separator, value = text.partition("=")
+            if not separator or not key.strip():
+                raise usage_error(f"--conf takes a name and a value with = between them, not {text!r}")
+            settings[key.strip()] = value
+        if self.py_files is not None:
+            settings["spark.submit.pyFiles"] = self.py_files
+        return settings
+
+
+DEFAULT_PARTITIONS: Final = 4
+
+Partitions = Annotated[
+    int | None,
+    option("--partitions", f"Tasks that the work is divided into; default: {DEFAULT_PARTITIONS}.", min=1, metavar="N"),
+]
+
+
+def check_page(path: Path | None, subject: str) -> None:
+    """Refuse a page for the browser that is not a file in a folder of this machine."""
+    if path is None:
+        return
+    if ":/" in str(path):  # A Path has removed the second slash of a URI.
+        raise usage_error(f"--html writes a file of this machine, not {path}; copy the page afterwards")
+    if not path.absolute().parent.is_dir():
+        raise usage_error(f"there is no folder {path.absolute().parent} for the {subject}")
 
 
 def store_of(use: Use) -> StoreSpec:
@@ -50,7 +88,7 @@ def run_on_spark(
     from postdate.pipeline.failures import shorten_errors
     from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
 
-    settings = {**(FOR_LONG_JOBS if long else {}), **(conf or {})}
+    settings = {**(FOR_LONG_JOBS if long else {}), **(conf or {}), **cluster.settings()}
     with (
         Console(stderr=True).status("Spark is working …"),
         shorten_errors("the job has failed"),

@@ -10,14 +10,14 @@ import typer
 
 from postdate.cli.command import Use, command, duration_option, option, usage_error
 from postdate.cli.output import escape_control_characters, print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
+from postdate.cli.pipeline import common
 
 if TYPE_CHECKING:
     from postdate.pipeline.forecast_result import ForecastResult
     from postdate.pipeline.session import SparkSession
 
 
-@command(app, "forecast")
+@command(common.app, "forecast")
 def forecast(
     use: Use,
     tolerance: Annotated[timedelta, duration_option("--tolerance", "How late a message may be.")] = timedelta(
@@ -30,12 +30,13 @@ def forecast(
     herd_least: Annotated[int, option("--herd-least", "Messages in a second that make a herd.", metavar="N")] = 1_000,
     html: Annotated[Path | None, option("--html", "Write a page for the browser.", metavar="FILE")] = None,
     load: Annotated[
-        Path | None, option("--load", "Write the table of the load to a new folder.", metavar="DIR")
+        str | None, option("--load", "Write the table of the load to a new folder.", metavar="DIR|URI")
     ] = None,
     load_format: Annotated[Literal["parquet", "csv", "json"], option("--load-format", "Of the table.")] = "parquet",
+    partitions: common.Partitions = None,
     rate: Annotated[str | None, typer.Option("--rate", hidden=True)] = None,
     *,
-    cluster: SparkOptions,
+    cluster: common.SparkOptions,
 ) -> None:
     """Forecast when messages fall due, and which rate they need.
 
@@ -45,11 +46,8 @@ def forecast(
         raise usage_error(
             "leave out --rate, and compare your rate with the needed rates, one of which is for --tolerance"
         )
-    if html is not None and not html.absolute().parent.is_dir():
-        raise usage_error(f"there is no folder {html.absolute().parent} for the page")
-    if load is not None and load.exists():
-        raise usage_error(f"{load} is there already; name a new folder for the table")
-    store = store_of(use)
+    common.check_page(html, "page")
+    store = common.store_of(use)
     from postdate.pipeline.forecast_result import ForecastOptions
 
     options = ForecastOptions(width, tolerance, herd_factor, herd_least)
@@ -57,13 +55,15 @@ def forecast(
     def job(spark: SparkSession) -> ForecastResult:
         from postdate.clock import SystemClock
         from postdate.pipeline.forecast import forecast as run
+        from postdate.pipeline.outputs import check_new_folder
 
-        result = run(spark, store, SystemClock().now(), options)
-        if load is not None:
-            result.write_load(load, load_format)
+        folder = None if load is None else check_new_folder(spark, load, "the table")
+        result = run(spark, store, SystemClock().now(), options, partitions=partitions or common.DEFAULT_PARTITIONS)
+        if folder is not None:
+            result.write_load(folder, load_format)
         return result
 
-    result = run_on_spark(job, cluster)
+    result = common.run_on_spark(job, cluster)
     if html is not None:
         from postdate.pipeline.forecast_report import write_forecast
 
@@ -71,7 +71,7 @@ def forecast(
     use.report(result.to_json(), lambda: _print_forecast(result, html, load))
 
 
-def _print_forecast(result: ForecastResult, html: Path | None, load: Path | None) -> None:
+def _print_forecast(result: ForecastResult, html: Path | None, load: str | None) -> None:
     from postdate.pipeline.forecast_result import headlines
 
     print_pairs({"source": result.source, **dict(result.table())})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,10 @@ _column = partial(option, metavar="COLUMN")
 @command(app, "schedule")
 def schedule(
     use: Use,
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="File or folder of messages, one a row.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT", help="Files or folders of messages, one a row; patterns as in 'in/*.csv'."),
+    ],
     input_format: Annotated[
         Literal["csv", "json", "parquet", "orc", "avro", "delta", "iceberg"] | None,
         option("--format", "Default: by the end of the name."),
@@ -49,10 +53,10 @@ def schedule(
         Literal["forward", "reject"], option("--nonexistent", "A clock time that does not occur, in spring.")
     ] = "reject",
     rejected: Annotated[
-        Path | None, option("--rejected", "New folder for rows that cannot be stored.", metavar="DIR")
+        str | None, option("--rejected", "New folder for rows that cannot be stored.", metavar="DIR|URI")
     ] = None,
     report: Annotated[
-        Path | None, option("--report", "New folder for the counts, as a Parquet table.", metavar="DIR")
+        str | None, option("--report", "New folder for the counts, as a Parquet table.", metavar="DIR|URI")
     ] = None,
     encoding: Annotated[str, option("--encoding", "Of CSV and JSON, as in cp1252.", metavar="NAME")] = "UTF-8",
     delimiter: Annotated[str, option("--delimiter", "Between cells of CSV; tab for a tab.", metavar="CHARACTER")] = ",",
@@ -63,6 +67,10 @@ def schedule(
             "A column to ignore although its name is similar to that of a message; repeatable.",
             metavar="COLUMN",
         ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        option("--partitions", "Tasks that store at once; default: as the input is divided.", min=1, metavar="N"),
     ] = None,
     verify: Annotated[
         bool, option("--verify", "Count the rows with another reader first, and store nothing if it counts others.")
@@ -82,8 +90,9 @@ def schedule(
         raise usage_error("--destination and --destination-value exclude each other")
     if dry_run and (rejected is not None or report is not None):
         raise usage_error("--dry-run writes nothing: leave out --rejected and --report")
-    if "://" not in source and not Path(source).exists():
-        raise PipelineError(f"there is no file or folder {source!r} to read")
+    for source in sources:
+        if not _local_paths(source) and "://" not in source:
+            raise PipelineError(f"there is no file or folder {source!r} to read")
     columns_of_options = {
         "message_id": id_column,
         "due": due,
@@ -102,13 +111,15 @@ def schedule(
         from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
 
         cell_delimiter = "\t" if delimiter in {"tab", "\\t"} else delimiter
-        messages = read_input(spark, source, input_format, encoding, cell_delimiter)
-        expected_rows = count_rows(spark, source, input_format, encoding, cell_delimiter) if verify else None
+        messages = read_input(spark, sources, input_format, encoding, cell_delimiter)
+        expected_rows = count_rows(spark, sources, input_format, encoding, cell_delimiter) if verify else None
         given_columns = {name: column for name, column in columns_of_options.items() if column is not None}
         is_case_sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
         columns = scheduling.ColumnMapping.match_columns(
             messages.columns, unused or (), case_sensitive=is_case_sensitive, **given_columns
         )
+        if partitions is not None:
+            messages = messages.repartition(partitions)
         rejects = None if rejected is None else scheduling.Rejects(rejected)
         times = None if zone is None else LocalTimes(zone, Ambiguous(ambiguous), Nonexistent(nonexistent))
         job_parameters = scheduling.ScheduleJob(
@@ -123,7 +134,7 @@ def schedule(
         )
         return scheduling.schedule(messages, job_parameters)
 
-    result = run_on_spark(job, cluster, long=_size_in_bytes(source) >= _LARGE_BYTES)
+    result = run_on_spark(job, cluster, long=sum(map(_size_in_bytes, sources)) >= _LARGE_BYTES)
     use.report(
         result.to_json(),
         lambda: _print_scheduled(result, store),
@@ -131,12 +142,18 @@ def schedule(
     )
 
 
+def _local_paths(source: str) -> list[Path]:
+    """Return the files and folders of this machine that a path or a pattern names."""
+    path = Path(source)
+    return [path] if path.exists() else [Path(each) for each in glob.glob(source)]  # noqa: PTH207 - any path, as given
+
+
 def _size_in_bytes(source: str) -> int:
-    """Return the number of bytes of a file, or of a folder's files. Input that is not local counts as large."""
+    """Return the number of bytes of all files that a path or a pattern names. Input elsewhere counts as large."""
     if "://" in source:
         return _LARGE_BYTES
-    path = Path(source)
-    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+    files = (each for path in _local_paths(source) for each in (path, *path.rglob("*")) if each.is_file())
+    return sum(each.stat().st_size for each in files)
 
 
 def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
 from postdate.pipeline.audit.reading import is_sent_again, name_stores
+from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.frames import PARTS, open_snapshot, part_frame, persist_frame, scan_frame, scan_parts
+from postdate.pipeline.outputs import parse_path
 from postdate.pipeline.plain import to_plain
 from postdate.pipeline.rows import Batches, arrow_schema, spark_schema, to_batch
 from postdate.pipeline.session import check_utc
-from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, open_spec
+from postdate.pipeline.stores import OpenStore, StoreSpec, open_in_task, open_spec
 from postdate.ports import Scan, ScanPart
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
 
@@ -170,13 +173,13 @@ def records_with_parts(
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
 
     def read_batches(batches: Batches) -> Batches:
-        with open_spec(store) as opened_store:
-            archivable = require_archivable(opened_store)
+        with open_in_task(store) as opened_store:
+            width = require_archivable(opened_store).prune_share_width
             for batch in batches:
                 for share in batch.to_pylist():
-                    for first in range(share["first"], share["end"], archivable.prune_share_width):
-                        part = ScanPart(first, min(first + archivable.prune_share_width, share["end"]))
-                        for page in archivable.scan(scan, part, PAGE_ROWS):
+                    for first in range(share["first"], share["end"], width):
+                        part = ScanPart(first, min(first + width, share["end"]))
+                        for page in opened_store.scan_pages(scan, part):
                             yield to_batch([(*row, part.first, part.end) for row in page], schema_with_parts)
 
     part_rows = part_frame(spark, scan_parts(store, "records", partitions))
@@ -245,12 +248,15 @@ IS_MARKED = f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
 """The SQL condition for a *scheduled* record whose message is in the archive."""
 
 
-def change_store(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Batches], Iterator[int]]) -> int:
-    """Have executors change a store by rows, once a task. Return the sum of the counts that ``change`` yields."""
+def change_store(store: StoreSpec, rows: DataFrame, change: Callable[[OpenStore, Batches], Iterator[int]]) -> int:
+    """Have executors change a store by rows, once a task. Return the sum of the counts that ``change`` yields.
+
+    Every change is idempotent. One whose answer was lost counts nothing when it is repeated.
+    """
 
     def change_all(batches: Batches) -> Batches:
-        with open_spec(store) as opened_store:
-            for count in change(require_archivable(opened_store), batches):
+        with open_in_task(store) as opened_store:
+            for count in change(opened_store, batches):
                 yield pa.RecordBatch.from_pylist([{"changed": count}], _COUNT_ARROW)
 
     return int(rows.mapInArrow(change_all, "changed long").agg(F.coalesce(F.sum("changed"), F.lit(0))).collect()[0][0])
@@ -269,10 +275,11 @@ MARKS = ("number", "kind", "message_id", "detail")
 _COUNT_ARROW = pa.schema([("changed", pa.int64())])
 
 
+@shorten_errors("the archive has failed")
 def archive(  # noqa: PLR0913 - what to archive, and how
     spark: SparkSession,
     store: StoreSpec,
-    to: Path,
+    to: str | Path,
     before: datetime,
     now: datetime,
     *,
@@ -288,8 +295,8 @@ def archive(  # noqa: PLR0913 - what to archive, and how
     Args:
         spark: a session in UTC.
         store: SQLite, PostgreSQL or MariaDB.
-        to: folder of the archive, on a disk that the driver and all executors share; created if missing. One
-            store has one archive.
+        to: folder of the archive, on a disk that the driver and all executors share, because its files are moved and
+            locked there: no URI. Created if missing. One store has one archive.
         before: messages that ended earlier are archived; aware, not after ``now``.
         now: aware.
         keep_ids: keep the *scheduled* record and mark it: the store still knows the id and refuses to store it again.
@@ -311,7 +318,7 @@ def archive(  # noqa: PLR0913 - what to archive, and how
     with open_spec(store) as opened_store:
         require_archivable(opened_store)
     (endpoint,) = name_stores([store])
-    folder = ArchiveFolder(to)
+    folder = ArchiveFolder(parse_path(to, "an archive"))
     folder.bind_to(store, endpoint.name)
     with folder.lock(), ExitStack() as frames:
         run = _Run(spark, store, folder, endpoint.name, partitions)
@@ -452,10 +459,11 @@ class _Run:
         Return their number.
         """
 
-        def change_shares(store: ArchivableStore, batches: Batches) -> Iterator[int]:
-            change_part = {"mark_archived": store.mark_archived, "prune": store.prune}[change]
+        def change_shares(store: OpenStore, batches: Batches) -> Iterator[int]:
+            archivable = require_archivable(store)
+            change_part = {"mark_archived": archivable.mark_archived, "prune": archivable.prune}[change]
             for part, numbers in _group_by_part(batches):
-                yield change_part(part, numbers)
+                yield store.retry(partial(change_part, part, numbers))
 
         by_part = records.select("first", "end", "number").repartitionByRange(self.partitions, "first")
         return change_store(self.store, by_part.sortWithinPartitions("first"), change_shares)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,23 @@ from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive import job as archive_job
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
+from postdate.pipeline.failures import shorten_errors
+from postdate.pipeline.outputs import parse_path
 from postdate.pipeline.rows import Batches
 from postdate.pipeline.session import check_utc
-from postdate.pipeline.stores import StoreSpec, open_spec
+from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
 from postdate.ports import RecordKind
-from postdate.ports.scanning import ArchivableStore, StoredRecord
+from postdate.ports.scanning import StoredRecord
 
 _RECORDS_AT_ONCE = 5_000
 """Number of records in one transaction. The records of a message are never split."""
 
 
+@shorten_errors("the restore has failed")
 def restore(  # noqa: PLR0913 - what to restore, and how
     spark: SparkSession,
     store: StoreSpec,
-    from_: Path,
+    from_: str | Path,
     *,
     ids: Sequence[str] | None = None,
     ended_from: datetime | None = None,
@@ -65,7 +69,7 @@ def restore(  # noqa: PLR0913 - what to restore, and how
     bounds = [None if each is None else aware_utc(each, "ended") for each in (ended_from, ended_to)]
     with open_spec(store) as opened_store:
         archive_job.require_archivable(opened_store)
-    folder = ArchiveFolder(from_)
+    folder = ArchiveFolder(parse_path(from_, "an archive"))
     folder.check()
     with folder.lock(), ExitStack() as frames:
         selected = _select_archived(folder.read_published(spark), ids, *bounds)
@@ -156,17 +160,18 @@ def _restore_records(store: StoreSpec, records: DataFrame, partitions: int) -> i
 # --- on the executors -------------------------------------------------------------------------------------------------
 
 
-def _restore_batches(store: ArchivableStore, batches: Batches) -> Iterator[int]:
+def _restore_batches(store: OpenStore, batches: Batches) -> Iterator[int]:
     """Restore records in transactions that never split a message. The records must be ordered by message."""
+    archivable = archive_job.require_archivable(store)
     records = list[StoredRecord]()
     for batch in batches:
         for row in batch.to_pylist():
             if len(records) >= _RECORDS_AT_ONCE and records[-1].message_id != row["message_id"]:
-                yield store.restore(records)
+                yield store.retry(partial(archivable.restore, records))
                 records = []
             records.append(_stored_record(row))
     if records:
-        yield store.restore(records)
+        yield store.retry(partial(archivable.restore, records))
 
 
 def _stored_record(row: Mapping[str, Any]) -> StoredRecord:

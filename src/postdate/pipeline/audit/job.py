@@ -31,14 +31,17 @@ from postdate.pipeline.audit.reading import (
 )
 from postdate.pipeline.audit.results import FINDINGS, AuditResult, Finding
 from postdate.pipeline.audit.state import CURVE_SECONDS, AuditState, Judge, judge_since
+from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.forecast_rates import round_width
 from postdate.pipeline.frames import persist_frame
+from postdate.pipeline.outputs import NewFolder, check_new_folder
 from postdate.pipeline.session import check_utc
 from postdate.pipeline.source.streaming import open_stream
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.scanning import PrunedCounts
 
 
+@shorten_errors("the audit has failed")
 def audit(  # noqa: PLR0913 - what to audit, and how
     spark: SparkSession,
     store: StoreSpec | Sequence[StoreSpec],
@@ -47,8 +50,8 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     late_after: timedelta = timedelta(seconds=1),
     partitions: int = 4,
     records: Sequence[str | Path] = (),
-    findings_to: Path | None = None,
-    destinations_to: Path | None = None,
+    findings_to: str | Path | None = None,
+    destinations_to: str | Path | None = None,
     state: str | Path | None = None,
 ) -> AuditResult:
     """Compare scheduled messages with their outcomes.
@@ -71,10 +74,10 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         partitions: tasks that read one store at the same time.
         records: folders of records in Parquet: archives, and ledgers of sweeps.
         findings_to: a new folder for every finding as a row: finding, message_id, destination, due, detail, endpoint;
-            JSON lines if its name ends in ``.json``, else Parquet.
+            JSON lines if its name ends in ``.json``, else Parquet. A path on the driver's machine, or as text a URI
+            such as ``s3a://bucket/findings``.
         destinations_to: a new folder for every destination as a row: destination, a column for each line of
             :class:`AuditCounts`, p50_seconds, p95_seconds, p99_seconds, max_seconds; JSON lines or Parquet, as above.
-
         state: a folder with what the last audit left, or a new one; a path, or a URI that Spark can write. Then only
             the records since the last audit are read, see :mod:`postdate.pipeline.audit.state`. For one store in
             PostgreSQL or SQLite, without ``records``. The result counts all messages since the first audit with this
@@ -84,7 +87,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         StoreError: a store is missing or unreachable.
         NotSupported: there is a ``state``, and the records of the store cannot be followed.
         PipelineError: a store cannot be read in bulk, or is named twice; records are missing, are not Parquet, or have
-            other columns; a folder to write exists. Nothing was read.
+            other columns; a folder to write exists or cannot be written. Nothing was read. Or a task failed.
     """
     started = time.perf_counter()
     check_utc(spark)
@@ -93,8 +96,8 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     paths = path_texts(records)
     if not endpoints and not paths:
         raise PipelineError("there is nothing to audit: name a store, or records")
-    check_new_folder(findings_to, "findings")
-    check_new_folder(destinations_to, "destinations")
+    findings = None if findings_to is None else check_new_folder(spark, findings_to, "the findings")
+    destinations = None if destinations_to is None else check_new_folder(spark, destinations_to, "the destinations")
     with ExitStack() as stack:
         if state is None:
             parquet = [open_records(spark, path) for path in paths]
@@ -104,10 +107,10 @@ def audit(  # noqa: PLR0913 - what to audit, and how
             if len(endpoints) != 1 or paths:
                 raise PipelineError("a state is of one store: give each endpoint a state of its own, and no records")
             judged = _judge_since(stack, AuditState(spark, state), endpoints[0], as_of, late_after, partitions)
-        if findings_to is not None:
-            write_findings(judged.verdicts, findings_to)
-        if destinations_to is not None:
-            write_folder(judged.destinations, destinations_to)
+        if findings is not None:
+            write_findings(judged.verdicts, findings)
+        if destinations is not None:
+            write_folder(judged.destinations, destinations)
         summary = judged.summary
         width = round_width(summary.span_seconds, totals.CURVE_POINTS + 1, 1 if state is None else CURVE_SECONDS)
         result = AuditResult(
@@ -247,19 +250,10 @@ def findings_of(verdicts: DataFrame) -> tuple[Finding, ...]:
     return tuple(Finding(name, count, tuple(row[0] for row in frame.take(SAMPLE_SIZE))) for name, count, frame in ids)
 
 
-def check_new_folder(path: Path | None, content: str) -> None:
-    """Raise PipelineError if the folder for the content exists, or if its parent does not exist."""
-    if path is not None and path.exists():
-        raise PipelineError(f"there is something at {path} already; {content} are written to a new folder")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise PipelineError(f"there is no folder {path.absolute().parent} for the {content}")
-
-
-def write_findings(verdicts: DataFrame, path: Path) -> None:
+def write_findings(verdicts: DataFrame, folder: NewFolder) -> None:
     """Write every finding as a row: finding, message_id, destination, due, detail, endpoint.
 
-    ``path`` is a new folder that executors can reach. It is written even without findings; JSON lines if its name ends
-    in ``.json``, else Parquet.
+    The folder is written even without findings; JSON lines if its name ends in ``.json``, else Parquet.
     """
     names = F.filter(
         F.array(*(F.struct(F.lit(name).alias("finding"), F.col(f"about_{name}").alias("detail")) for name in FINDINGS)),
@@ -270,9 +264,9 @@ def write_findings(verdicts: DataFrame, path: Path) -> None:
         .select("found.finding", "message_id", "destination", "due", "found.detail", "endpoint")
         .orderBy("finding", "message_id")
     )
-    write_folder(rows, path)
+    write_folder(rows, folder)
 
 
-def write_folder(frame: DataFrame, path: Path) -> None:
-    """Write a frame to a new folder that executors can reach: JSON lines if its name ends in .json, else Parquet."""
-    frame.write.format("json" if path.suffix == ".json" else "parquet").save(str(path.absolute()))
+def write_folder(frame: DataFrame, folder: NewFolder) -> None:
+    """Write a frame to a new folder: JSON lines if its name ends in .json, else Parquet."""
+    folder.write(frame, "json" if folder.location.endswith(".json") else "parquet")

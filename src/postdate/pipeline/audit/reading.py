@@ -414,13 +414,13 @@ def _check_columns(path_text: str, schema: StructType) -> None:
     missing = [name for name in types if name not in schema.fieldNames()]
     if missing:
         raise PipelineError(
-            f"what is at {path_text} are no records: there is no column {missing[0]!r} among "
+            f"the files at {path_text} are not records: there is no column {missing[0]!r} among "
             f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(types)}"
         )
     for name, expected in types.items():
         actual = schema[name].dataType.simpleString()
         if actual != expected:
-            raise PipelineError(f"what is at {path_text} are no records: {name!r} is {actual} and not {expected}")
+            raise PipelineError(f"the files at {path_text} are not records: {name!r} is {actual} and not {expected}")
 
 
 def path_texts(paths: Sequence[str | Path]) -> tuple[str, ...]:

@@ -169,7 +169,7 @@ class AuditState:
         if not folder.parent.is_dir():
             raise PipelineError(f"there is no folder {folder.parent} for the state")
         if folder.exists() and any(each.name not in {"data", "commits"} for each in folder.iterdir()):
-            raise PipelineError(f"what is at {folder} is no state of an audit; name a new folder")
+            raise PipelineError(f"{folder} is not the folder of an audit's state; name a new folder")
 
     def _remove_old_data(self, present: Commit) -> None:
         """Remove data of earlier versions, and of runs that were killed. Settled messages stay.

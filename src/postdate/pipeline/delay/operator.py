@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -32,8 +32,9 @@ from postdate.pipeline.delay.processor import EMITTED, DelayProcessor
 from postdate.pipeline.delay.slot import CancelOptions
 from postdate.pipeline.delay.waiting import check_waiting
 from postdate.pipeline.failures import shorten_errors
+from postdate.pipeline.outputs import hadoop_files
 from postdate.pipeline.rows import quote_name
-from postdate.pipeline.session import check_utc
+from postdate.pipeline.session import check_utc, is_connect
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -78,7 +79,7 @@ class DelayOptions:
 
     def __post_init__(self) -> None:
         if self.resolution % timedelta(milliseconds=1):
-            raise PipelineError(f"a resolution of {self.resolution} is no whole number of milliseconds")
+            raise PipelineError(f"a resolution of {self.resolution} is not a whole number of milliseconds")
         Wheel(self.resolution_ms)
         if self.slots is not None and not 1 <= self.slots <= _MOST_SLOTS:
             raise PipelineError(f"slots={self.slots} is out of bounds; choose 1 to {_MOST_SLOTS}")
@@ -319,13 +320,14 @@ def reopen_last_batch(spark: SparkSession, checkpoint: str) -> None:
         checkpoint: the checkpoint directory of the query, which need not exist yet.
 
     Raises:
-        PipelineError: the directory cannot be read or written; nothing was changed.
+        PipelineError: the directory cannot be read or written; nothing was changed. Or the session is one of Spark
+            Connect, which cannot change files of a checkpoint, and rows may wait in it.
     """
-    bridge: Any = spark.sparkContext  # Only Java code can access all file systems of Spark.
-    hadoop = bridge._jvm.org.apache.hadoop.fs  # noqa: SLF001
     with shorten_errors(f"cannot go on with the checkpoint {checkpoint!r}"):
-        root = hadoop.Path(checkpoint)
-        files = root.getFileSystem(bridge._jsc.hadoopConfiguration())  # noqa: SLF001
+        if is_connect(spark):
+            _check_new_checkpoint(spark, checkpoint)
+            return
+        hadoop, root, files = hadoop_files(spark, checkpoint)
 
         def last_number(log: str) -> int:
             folder = hadoop.Path(root, log)
@@ -335,3 +337,18 @@ def reopen_last_batch(spark: SparkSession, checkpoint: str) -> None:
         batch = last_number("commits")
         if batch >= 0 and batch == last_number("offsets"):
             files.delete(hadoop.Path(root, f"commits/{batch}"), False)
+
+
+def _check_new_checkpoint(spark: SparkSession, checkpoint: str) -> None:
+    """Raise PipelineError if a query has committed a micro-batch here, whose rows might wait for new input."""
+    try:
+        commits = spark.read.format("binaryFile").load(f"{checkpoint}/commits").select("path").take(1)
+    except AnalysisException as error:
+        if "PATH_NOT_FOUND" not in str(error):
+            raise
+        return
+    if commits:
+        raise PipelineError(
+            f"the checkpoint {checkpoint} is not new, and a client of Spark Connect cannot let its rows go on by "
+            f"themselves: start the query from a classic session"
+        )

@@ -281,7 +281,7 @@ def _handle_null_due_times(packing: PackOptions, rows: pa.RecordBatch) -> pa.Rec
         return rows.filter(column.is_valid())
     raise PipelineError(
         f"{column.null_count} of {rows.num_rows} rows have no due time: {packing.due!r} is null. Nothing of this "
-        f"micro-batch was taken. Mend the rows, or choose null_due='now' or null_due='drop'"
+        f"micro-batch was taken. Correct the rows, or choose null_due='now' or null_due='drop'"
     )
 
 

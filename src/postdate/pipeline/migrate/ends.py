@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from postdate.backends.sql.timeouts_migration.tables import MigrationSource
@@ -13,7 +14,7 @@ from postdate.config import Address
 from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import LEDGER_ARROW, MESSAGE_COLUMNS, messages_of
-from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute_address_of, open_spec
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute_address_of, open_in_task, open_spec
 from postdate.ports import AdministrableStore, Record, RecordKind, Scan, ScanFilter, ScannableStore
 from postdate.wiring.sources import migration_source
 
@@ -89,19 +90,20 @@ class TargetStore(OpenStore):
 
 
 @contextmanager
-def open_target(spec: StoreSpec) -> Generator[TargetStore]:
-    """Open an existing store for the length of the block.
+def open_target(spec: StoreSpec, *, in_task: bool = False) -> Generator[TargetStore]:
+    """Open an existing store for the length of the block. In a task, an outage is waited for.
 
     Raises StoreError if it is missing or unreachable, and NotSupported if it is no :class:`AdministrableStore`.
     """
-    with open_spec(spec) as store:
+    opening = open_in_task if in_task else open_spec
+    with opening(spec) as store:
         if not isinstance(store.store, AdministrableStore):
             raise NotSupported(
                 f"the store {spec.redacted_address!r} does not show what is in it, and a migration looks there for "
                 f"what it has "
                 f"moved: name another store, or let this one be an AdministrableStore"
             )
-        yield TargetStore(store.store, store.portal)
+        yield TargetStore(store.store, store.portal, spec.patience if in_task else timedelta(0))
 
 
 async def _read_pending(store: Any, ids: Sequence[str]) -> list[DelayedMessage]:

@@ -37,7 +37,7 @@ from postdate.pipeline.migrate.moving import BatchTask, Tally, move_batch, tasks
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tasks import SparkTasks, TaskWork
 from postdate.pipeline.migrate.verifying import verify_batch
-from postdate.pipeline.session import check_utc
+from postdate.pipeline.session import check_utc, count_slots
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
 
 _ROUNDS_AHEAD: Final = 2
@@ -74,7 +74,7 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         runs = [unfinished[name] for name in names if name in unfinished]
         for run in runs:
             check_parameters(run, job.parameters)
-        steps = _MigrationSteps(spark, source, job)
+        steps = _MigrationSteps(spark, source, job, count_slots(spark))
         steps.move_hidden(runs)
         # Prepared runs need no preview, because they hide no more messages.
         names_to_hide = [
@@ -113,7 +113,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
     check_utc(spark)
     with job.origin.open() as source:
         runs = select_unfinished(source, job, "to go on with")
-        steps = _MigrationSteps(spark, source, job)
+        steps = _MigrationSteps(spark, source, job, count_slots(spark))
         steps.move_hidden(runs)
         runs_to_hide = [run for run in runs if run.status is MigrationStatus.PREPARING]
         for run in runs_to_hide:
@@ -142,6 +142,7 @@ class _MigrationSteps:
     spark: SparkSession
     source: MigrationSource
     job: MigrateJob
+    slots: int  # tasks that Spark runs at the same time
     _tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _runs: dict[str, MigrationRun] = field(default_factory=dict[str, MigrationRun])
 
@@ -177,7 +178,7 @@ class _MigrationSteps:
             self._tallies[comparison.run_id].add_comparison(comparison)
 
     def create_tasks(self) -> SparkTasks:
-        return SparkTasks(self.spark, TaskWork(self.job.origin, self.job.target, dict(self._runs)))
+        return SparkTasks(self.spark, TaskWork(self.job.origin, self.job.target, dict(self._runs)), self.slots)
 
     # --- hiding and moving ------------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class _MigrationSteps:
         The number of batches hidden ahead grows while a job moves them in a small part of the margin. Each job costs
         Spark some tenths of a second, however much it moves, and no hidden message may become due meanwhile.
         """
-        round_size = max(self.spark.sparkContext.defaultParallelism, 2)
+        round_size = max(self.slots, 2)
         ahead_count, soon_duration = _ROUNDS_AHEAD * round_size, self.job.margin / _SOON
         hidden = list[BatchTask]()
         move_future: Future[timedelta] | None = None

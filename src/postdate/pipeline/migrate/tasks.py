@@ -35,14 +35,14 @@ class SparkTasks:
 
     spark: SparkSession
     work: TaskWork
+    slots: int
 
     def start_workers(self) -> None:
         """Start the workers, and check that they reach both sides, before anything is hidden.
 
         Otherwise raise PipelineError.
         """
-        slots = self.spark.sparkContext.defaultParallelism
-        _collect(self._slots(slots), self.work.check_connections, MovedBatch)
+        _collect(self._slots(self.slots), self.work.check_connections, MovedBatch)
 
     def move(self, tasks: Sequence[BatchTask]) -> list[MovedBatch]:
         """Move batches, in their order. Batches that an abort returned are missing in the result.
@@ -63,7 +63,7 @@ class SparkTasks:
 
     def _distribute(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
         """Distribute batches in turn, so that the earliest due batches move first, on any core."""
-        slots = min(len(tasks), self.spark.sparkContext.defaultParallelism)
+        slots = min(len(tasks), self.slots)
         return [tasks[slot::slots] for slot in range(slots)]
 
     def _slots(self, count: int) -> DataFrame:
@@ -87,20 +87,20 @@ class TaskWork:
     runs: Mapping[str, MigrationRun]
 
     def check_connections(self, slots: Batches) -> Batches:
-        with self.origin.open() as source, open_target(self.target) as store:
+        with self.origin.open() as source, open_target(self.target, in_task=True) as store:
             for _ in _numbers(slots):
                 source.history()
                 store.count_overdue(SystemClock().now())
                 yield _results([])
 
     def move(self, shares: _Shares, slots: Batches) -> Batches:
-        with self.origin.open() as source, open_target(self.target) as store:
+        with self.origin.open() as source, open_target(self.target, in_task=True) as store:
             for number in _numbers(slots):
                 moved_batches = [move_batch(source, store, self.runs[task.run_id], task) for task in shares[number]]
                 yield _results([each for each in moved_batches if each is not None])
 
     def verify(self, shares: _Shares, slots: Batches) -> Batches:
-        with self.origin.open() as source, open_target(self.target) as store:
+        with self.origin.open() as source, open_target(self.target, in_task=True) as store:
             for number in _numbers(slots):
                 yield _results([verify_batch(source, store, self.runs[task.run_id], task) for task in shares[number]])
 

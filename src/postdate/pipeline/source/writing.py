@@ -24,7 +24,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import SweepSpec, drain_due
 from postdate.pipeline.rows import INSTANT, Batches, pc, split_columns, texts_of
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
-from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
+from postdate.pipeline.stores import OpenStore, StoreSpec, open_in_task, open_spec
 from postdate.ports.scanning import TIME_COLUMNS, WRITTEN_COLUMNS
 
 _TEXT: Final = "string"
@@ -114,7 +114,7 @@ class WritePlan:
     def store_rows(self, batches: Batches, now: datetime) -> WriterCommitMessage:
         """Store all rows, and send the messages on if they are for queues. This runs on executors."""
         rows = 0
-        with open_spec(self.spec, create=True) as store:
+        with open_in_task(self.spec, create=True) as store:
             for batch in batches:
                 for start in range(0, batch.num_rows, self.batch):
                     _store_part(store, self._add_due_times(batch.slice(start, self.batch), now), now, rows + start)
@@ -173,8 +173,9 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
         partition = "" if context is None else f" of partition {context.partitionId()}"
         message_id = texts_of(part.select(["message_id"]).slice(first.position, 1))[0]["message_id"]
         raise PipelineError(
-            f"row {first_row + first.position}{partition} (message id {message_id!r}) is no message: {first.detail}. "
-            f"The rows of its batch were not stored; postdate.pipeline.schedule.schedule sets such rows aside"
+            f"row {first_row + first.position}{partition} (message id {message_id!r}) is not a message: "
+            f"{first.detail}. The rows of its batch were not stored; postdate.pipeline.schedule.schedule sets such "
+            f"rows aside"
         )
     store.store_batch(messages, now)
 
