@@ -2,13 +2,13 @@
 
 import os
 import sqlite3
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
 import pytest
 
-from postdate import LocalTransport, SystemClock, connect
+from postdate import LocalTransport, SqliteStore, SystemClock, connect
 from postdate.messages import Envelope
 from postdate.operations.doctor import Verdict, diagnose_file_system, diagnose_loopback
 
@@ -41,6 +41,25 @@ def test_after_setup_only_the_service_is_missing(cli):
         "write-ahead log", "clock", "zone files", "processes", "service", "queues", "error queue", "destinations",
         "unreadable", "pipeline",
     }  # fmt: skip
+
+
+def test_a_stream_that_does_not_go_on_is_shown_with_the_command_that_forgets_it(cli):
+    cli.ok("setup")
+    store = SqliteStore("postdate.db", synchronous="full")
+    now = SystemClock().now()
+    for days, result in ((6, "ok"), (8, "warn")):
+        store.set_stream_position("/my data/lake#12ab34cd", 42, now - timedelta(days=days))
+        check = checks(cli("doctor", "--json"))["history"]
+        assert check["result"] == result
+        assert "/my data/lake#12ab34cd has the records below number 42" in check["found"]
+    assert "has not gone on for 8d" in check["found"]
+    assert "`postdate pipeline history --forget '/my data/lake#12ab34cd'`" in check["mend"]
+    listed = cli.ok("pipeline", "history", "--positions", "--json").json["positions"]
+    assert [(each["name"], each["next"]) for each in listed] == [("/my data/lake#12ab34cd", 42)]
+    assert cli("pipeline", "history", "--forget", "/my data/lake").status != 0
+    assert cli.ok("pipeline", "history", "--forget", "/my data/lake#12ab34cd").out == "retention waits for no lake\n"
+    assert "history" not in checks(cli("doctor", "--json"))
+    anyio.run(store.close)
 
 
 def test_zones_that_messages_follow_are_shown_with_what_their_rules_have_moved(cli):

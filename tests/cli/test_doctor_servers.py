@@ -196,7 +196,7 @@ async def test_a_server_that_tells_nothing_is_not_guessed_at():
 
 def about_queues(queues: Queues, processes: list[Process] | None = None) -> dict[str, Probe]:
     zone = {"zone": "Europe/Paris", "at": "now", "moved": "3"}
-    stored = StoreTraffic(0, 0, None, processes, ("postdate.zones",), [zone])
+    stored = StoreTraffic(0, 0, None, processes, ("postdate.zones",), [zone], ())
     return {check.name: check for check in diagnose_traffic(Settings(), queues, stored, NOW)}
 
 

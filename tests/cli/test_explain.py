@@ -238,21 +238,10 @@ async def test_it_ended_otherwise(outcome, headline):
 
 
 async def archive(store: SqliteStore, message_id: str) -> None:
-    """Take the records of a message out, as an archive does it: marked first, and all but the mark removed."""
-
-    def take_out() -> None:
-        (part,) = store.scan_parts("records", 1)
-        rows = [
-            row
-            for page in store.scan(ports.Scan("records", ("number", "kind", "message_id")), part, 100)
-            for row in page
-        ]
-        own = [(number, kind) for number, kind, id_ in rows if id_ == message_id]
-        scheduled = [number for number, kind in own if kind == ports.RecordKind.SCHEDULED]
-        assert store.mark_archived(part, scheduled) == 1
-        assert store.prune(part, [number for number, _ in own if number not in scheduled]) == len(own) - 1
-
-    await to_thread.run_sync(take_out)
+    """Leave of the records of a message what an archive of an earlier version has left: the first, marked."""
+    mark = "UPDATE record SET detail = 'archived' WHERE message_id = ? AND kind = 1"
+    await store.file.write(lambda tx: tx.execute(mark, (message_id,)))
+    await store.file.write(lambda tx: tx.execute("DELETE FROM record WHERE message_id = ? AND kind > 1", (message_id,)))
 
 
 async def test_its_records_were_archived():
@@ -268,7 +257,7 @@ async def test_its_records_were_archived():
         "it ended, and its records were archived; it was scheduled at 2026-01-31T11:59:00Z and due at "
         "2026-01-31T11:59:00Z"
     )
-    assert found.advice[0] == "restore its records and run the command again: postdate pipeline restore DIR --id m1"
+    assert found.advice[0] == "read its records in the Parquet files of the archive, where message_id is 'm1'"
     assert [(event.what, event.detail) for event in found.history] == [("scheduled", "archived")]
     assert other.state is MessageState.WAITING
 

@@ -428,6 +428,20 @@ class LeavesOutTheLastMicrosecond(SqliteStore):
         return super().scan(replace(scan, row_filter=where), part, page)
 
 
+class KeepsTheFirstPosition(SqliteStore):
+    def set_stream_position(self, name, number, now):
+        if name not in {each.name for each in self.stream_positions()}:
+            super().set_stream_position(name, number, now)
+
+
+class FollowsTheFastestStream(SqliteStore):
+    def prune_before(self, part, before, now):
+        positions = self.stream_positions()
+        for each in positions:
+            self.set_stream_position(each.name, max(each.number for each in positions), each.at)
+        return super().prune_before(part, before, now)
+
+
 class NamesASnapshotThatMoves(SqliteStore):
     def snapshot(self):
         return nullcontext("now")
@@ -605,7 +619,13 @@ BROKEN_STORES: Broken = {
         "capabilities.a_clock_and_columns_are_there_as_it_says",
     ),
     "is half auditable": (with_only("tables_of_stores"), "capabilities.no_role_is_half_there"),
-    "is half prunable": (with_only("prune"), "capabilities.no_role_is_half_there"),
+    "is half prunable": (with_only("prune_before"), "capabilities.no_role_is_half_there"),
+    "is half streamable": (with_only("stream_positions"), "capabilities.no_role_is_half_there"),
+    "keeps the first position": (KeepsTheFirstPosition, "scanning.positions_last_until_they_are_removed"),
+    "follows the fastest stream": (
+        FollowsTheFastestStream,
+        "scanning.nothing_is_pruned_that_a_stream_has_not_passed",
+    ),
     "scans rows twice": (ScansTheLastRowOfAPartTwice, "scanning.parts_cover_every_row_once"),
     "ignores filters": (IgnoresFilters, "scanning.only_what_is_asked_for_is_read"),
     "leaves out the last microsecond": (LeavesOutTheLastMicrosecond, "scanning.only_what_is_asked_for_is_read"),

@@ -1,9 +1,9 @@
-"""Records are marked, taken out and put back in every store that can do it; ids stay known as long as they should."""
+"""Old records are removed in every store that can do it, and counted; ids stay known as long as they should."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import anyio
 import psycopg
@@ -20,16 +20,30 @@ from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.sqlite.bulk import _PRUNE_OLD
 from postdate.backends.sqlite.connection import connect, create_schema
 from postdate.backends.sqlite.store import SqliteStore
-from postdate.errors import DuplicateMessage, StoreError
+from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit.reading import AuditedStore, read_pruned_counts
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Outcome, RecordKind, Scan, ScanPart, TransactionMode
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.ports.scanning import PRUNED_ID, ArchivableStore, PrunedCounts, StoredRecord
+from postdate.ports.scanning import PRUNED_ID, PrunableStore, PrunedCounts
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AnyStore = SqliteStore | PostgresStore | MariaDbStore
+
+
+class StoredRecord(NamedTuple):
+    """A record as a scan returns it."""
+
+    number: int
+    kind: int
+    message_id: str
+    at: int
+    due: int | None
+    destination: str | None
+    detail: str | None
+
+
 COLUMNS = StoredRecord._fields
 
 
@@ -53,7 +67,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyStore]:
     drop_database(url, database)
 
 
-def records(store: ArchivableStore) -> list[tuple[StoredRecord, ScanPart]]:
+def records(store: PrunableStore) -> list[tuple[StoredRecord, ScanPart]]:
     """Return every record with the share that it is in."""
     return [
         (StoredRecord(*row), part)
@@ -63,11 +77,7 @@ def records(store: ArchivableStore) -> list[tuple[StoredRecord, ScanPart]]:
     ]
 
 
-def change(act: Any, chosen: list[tuple[StoredRecord, ScanPart]]) -> int:
-    return sum(act(part, [record.number]) for record, part in chosen)
-
-
-def plain(store: ArchivableStore) -> list[StoredRecord]:
+def plain(store: PrunableStore) -> list[StoredRecord]:
     return sorted(record for record, _ in records(store))
 
 
@@ -79,116 +89,34 @@ async def delivered(store: AnyStore, *names: str) -> None:
     await store.finish(claims, Outcome.DELIVERED, NOW + timedelta(seconds=1), "50 % of it's \\ there")
 
 
-async def test_records_go_and_come_back(store: AnyStore) -> None:
-    assert isinstance(store, ArchivableStore)
-    names = ("m-1", "m-2", "m'3 %s \\")
-    await delivered(store, *names, "newest")
-    before = plain(store)
-    gone = [(record, part) for record, part in records(store) if record.message_id in names]
-    scheduled = [each for each in gone if each[0].kind == 1]
-    others = [each for each in gone if each[0].kind != 1]
-
-    assert change(store.mark_archived, gone) == 3
-    assert change(store.mark_archived, [e for e in records(store) if e[0].message_id in names]) == 0
-    assert change(store.prune, others) == 3
-    assert change(store.prune, others) == 0
-    left = plain(store)
-    assert [(r.kind, r.detail) for r in left if r.message_id in names] == [(1, "archived")] * 3
-    assert [r for r in left if r.message_id == "newest"] == [r for r in before if r.message_id == "newest"]
-    with pytest.raises(DuplicateMessage):
-        await store.store(DelayedMessage("m-1", NOW, "queue"), NOW)
-
-    archived = [record for record, _ in gone]
-    assert store.restore([r for r in archived if r.message_id == "m-1"]) == 1
-    assert store.restore(archived) == 2
-    assert store.restore(archived) == 0
-    assert plain(store) == before
-
-    assert change(store.prune, others) == 3
-    assert change(store.prune, [e for e in records(store) if e[0].message_id in names]) == len(scheduled)
-    await store.store(DelayedMessage("m-2", NOW + timedelta(days=1), "queue"), NOW)
-    assert store.restore(archived) == 2  # the other id is in use again
-    await store.cancel("m-2", NOW)
-    assert [r for r in plain(store) if r.message_id != "m-2"] == [r for r in before if r.message_id != "m-2"]
-    assert len(plain(store)) == len({record.number for record in plain(store)})
-    await store.close()
-
-
-async def test_new_records_of_a_new_store_are_numbered_after_those_that_came_back(store: AnyStore) -> None:
-    assert isinstance(store, ArchivableStore)
-    await store.initialize("orders", TransactionMode.RECEIVE_ONLY)
-    await store.setup()
-    at = 1_700_000_000_000_000
-    old = [StoredRecord(5_000, 1, "old", at, at, "queue", None), StoredRecord(5_001, 2, "old", at, at, "queue", None)]
-    assert store.restore(old) == 1
-    await store.store(DelayedMessage("new", NOW, "queue"), NOW)
-    assert [(r.message_id, r.number > 5_001) for r in plain(store)] == [("old", False), ("old", False), ("new", True)]
-    await store.close()
-
-
-async def test_numbers_are_reserved_for_what_comes_back_while_others_draw_them(store: AnyStore) -> None:
-    """Tasks restore the highest and the lowest at the same time, and a service schedules: no number is given twice."""
-    assert isinstance(store, ArchivableStore)
-    await store.initialize("orders", TransactionMode.RECEIVE_ONLY)
-    await store.setup()
-    at = 1_700_000_000_000_000
-    messages = [
-        [StoredRecord(2 * n + kind, kind, f"old-{n}", at, at, "queue", None) for kind in (1, 2)] for n in range(40)
-    ]
-    newest = messages[-1][-1]
-    assert store.restore([newest]) == 0  # without its scheduled record
-    assert plain(store) == []
+async def mark_archived(store: AnyStore, message_id: str) -> None:
+    """Mark the *scheduled* record of a message, as archives of earlier versions did."""
+    condition = f"message_id = '{message_id}' AND kind = 1"
     if isinstance(store, SqliteStore):
-        assert store.restore(messages.pop()) == 1
-
-    async def restore(chosen: list[list[StoredRecord]]) -> None:
-        for each in chosen:
-            assert await anyio.to_thread.run_sync(store.restore, each) == 1
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(restore, messages[::2])
-        group.start_soon(restore, messages[1::2])
-        for n in range(30):
-            await store.store(DelayedMessage(f"new-{n}", NOW, "queue"), NOW)
-    found = plain(store)
-    assert len({record.number for record in found}) == len(found) == 2 * 40 + 30
-    assert min(record.number for record in found if record.message_id.startswith("new")) > newest.number
-    await store.close()
-
-
-async def test_a_lower_number_never_sets_the_count_back(store: AnyStore) -> None:
-    assert isinstance(store, ArchivableStore)
-    await store.initialize("orders", TransactionMode.RECEIVE_ONLY)
-    await store.setup()
-    for number in (9_000, 50):
-        pair = [StoredRecord(number + kind, kind, f"m-{number}", 0, 0, "queue", None) for kind in (1, 2)]
-        assert store.restore(pair) == 1
-    await store.store(DelayedMessage("new", NOW, "queue"), NOW)
-    assert plain(store)[-1].message_id == "new"
-    await store.close()
-
-
-async def test_a_number_in_use_is_not_taken_for_an_id_in_use(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "messages.db", synchronous="normal")
-    await delivered(store, "m-1")
-    before = plain(store)
-    with pytest.raises(StoreError):
-        store.restore([StoredRecord(1, 1, "other", 0, 0, "queue", None)])
-    assert plain(store) == before
-    await store.close()
+        await store.file.write(lambda tx: tx.execute(f"UPDATE record SET detail = 'archived' WHERE {condition}"))
+    elif isinstance(store, PostgresStore):
+        table = store.database.names.qualified_name("record")
+        update = f"UPDATE {table} SET detail = 'archived' WHERE {condition}".encode()
+        store.database.run_blocking(lambda connection: connection.execute(update))
+    else:
+        table = store._tables.names.name_of("record")
+        update = f"UPDATE {table} SET detail = 'archived' WHERE {condition}"
+        store._pool.transaction_blocking(lambda session: session.change(update, {}))
 
 
 async def test_the_last_number_of_a_file_is_never_given_twice(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "messages.db", synchronous="normal")
     await delivered(store, "m-1")
-    assert change(store.prune, records(store)) == 1
+    assert prune_all(store, OLD) == 1
+    (marker,) = pruned(store)
     await store.store(DelayedMessage("m-2", NOW, "queue"), NOW)
-    assert [(r.number, r.message_id) for r in plain(store)] == [(2, "m-1"), (3, "m-2")]
+    assert [(r.number, r.message_id) for r in plain(store)] == [(2, "m-1"), (3, PRUNED_ID), (4, "m-2")]
+    assert marker.number == 3
     await store.close()
 
 
 async def test_a_store_knows_the_others_that_share_its_records(store: AnyStore) -> None:
-    assert isinstance(store, ArchivableStore)
+    assert isinstance(store, PrunableStore)
     await delivered(store, "m-1")
     expected = [] if isinstance(store, SqliteStore) else ["orders.timeouts"]
     assert list(store.tables_of_stores()) == expected
@@ -203,7 +131,7 @@ OLD = NOW + timedelta(days=31)
 A_DAY = timedelta(days=1)
 
 
-def prune_all(store: ArchivableStore, before: datetime, width: int = 3) -> int:
+def prune_all(store: PrunableStore, before: datetime, width: int = 3) -> int:
     return sum(
         store.prune_before(ScanPart(first, min(first + width, whole.end)), before, OLD)
         for whole in store.scan_parts("records", 1)
@@ -211,7 +139,7 @@ def prune_all(store: ArchivableStore, before: datetime, width: int = 3) -> int:
     )
 
 
-def pruned(store: ArchivableStore) -> list[StoredRecord]:
+def pruned(store: PrunableStore) -> list[StoredRecord]:
     return [record for record in plain(store) if record.kind == RecordKind.PRUNED]
 
 
@@ -221,9 +149,9 @@ async def finish(store: AnyStore, message_id: str, outcome: Outcome, now: dateti
 
 
 async def test_what_is_over_for_long_is_removed_and_counted(store: AnyStore) -> None:
-    assert isinstance(store, ArchivableStore)
+    assert isinstance(store, PrunableStore)
     await delivered(store, "over", "archived")
-    change(store.mark_archived, [each for each in records(store) if each[0].message_id == "archived"])
+    await mark_archived(store, "archived")
     for failed in ("failed", "failed, and came back"):
         await store.store(DelayedMessage(failed, NOW, "queue"), NOW)
         await finish(store, failed, Outcome.FAILED, NOW + A_DAY)
@@ -293,7 +221,7 @@ async def test_what_is_over_for_long_is_removed_and_counted(store: AnyStore) -> 
 
 async def test_a_return_goes_after_the_failure_that_it_ends(store: AnyStore) -> None:
     """In whatever order shares are looked at: else the message would count as in the error queue for ever."""
-    assert isinstance(store, ArchivableStore)
+    assert isinstance(store, PrunableStore)
     await store.initialize("orders", TransactionMode.RECEIVE_ONLY)
     await store.setup()
     await store.store(DelayedMessage("m", NOW, "queue"), NOW)
@@ -330,7 +258,7 @@ async def test_records_of_a_neighbour_are_left_to_it(postgres_url: str) -> None:
 
 
 async def test_two_services_remove_each_record_once(store: AnyStore) -> None:
-    assert isinstance(store, ArchivableStore)
+    assert isinstance(store, PrunableStore)
     await delivered(store, *(f"m-{number}" for number in range(60)), "newest")
     before = await store.record_counts()
     counts = list[int]()

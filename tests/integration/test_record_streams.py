@@ -12,14 +12,17 @@ from typing import ClassVar
 import psycopg
 import pytest
 from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.waiting import until
 
 from postdate.backends.postgres.bulk import PostgresRecordStream
+from postdate.backends.postgres.names import SchemaNames
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.messages import DelayedMessage
+from postdate.operations.doctor.traffic import read_store_traffic
 from postdate.ports import TransactionMode
-from postdate.ports.scanning import RecordStreamStore
+from postdate.ports.scanning import RecordStreamStore, StreamPosition
 from postdate.wiring.sources import open_record_stream
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -103,6 +106,26 @@ def test_the_safe_end_gets_past_writers_that_come_and_go(postgres_url: str, sche
         assert ends == sorted(ends)
         assert ends[-1] > 0
         assert sorted(ids(stream, 0, stream.safe_end())) == ["0", "1", "2", "3", "4", "5"]
+
+
+async def test_a_new_position_waits_for_a_removal_that_runs(postgres_url: str, schema: str) -> None:
+    """The removal has not seen the position: its stream must not begin to read before it is over."""
+    store = PostgresStore(postgres_url, schema=schema, table=TABLE)
+    table = SchemaNames(schema).qualified_name("stream_position")
+    read = f"SELECT min(number) FROM {table}".encode()
+    waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+    with psycopg.connect(postgres_url) as removal, psycopg.connect(postgres_url, autocommit=True) as watching:
+        removal.execute(read)
+        setting = asyncio.create_task(asyncio.to_thread(store.set_stream_position, "lake", 1, NOW))
+        await until(lambda: watching.execute(waits, (table,)).fetchone() is not None)
+        assert not setting.done()
+        removal.rollback()
+        await setting
+        removal.execute(read)
+        await asyncio.to_thread(store.set_stream_position, "lake", 2, NOW)  # it only moves: no removal needs to end
+    traffic = await read_store_traffic(store, store.observer(), NOW)
+    assert list(traffic.positions) == [StreamPosition("lake", 2, NOW)]
+    await store.close()
 
 
 def test_a_transaction_that_has_only_drawn_a_number_is_awaited(postgres_url: str, schema: str) -> None:

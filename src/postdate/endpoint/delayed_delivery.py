@@ -27,7 +27,7 @@ from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, check_scope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
 from postdate.ports import ForeignIntake, IntakeQueue, TransactionMode, Transport
-from postdate.ports.scanning import ArchivableStore
+from postdate.ports.scanning import PrunableStore
 from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.delayed_delivery")
@@ -144,7 +144,7 @@ class DelayedDeliveryService(Service):
             work, context.clock, fetch_breaker, self._resume_waits, context.longest_sleep, resource_of(store)
         )
         self._parts = [*pumps, poller]
-        if settings.retention and isinstance(settings.claiming_store, ArchivableStore):
+        if settings.retention and isinstance(settings.claiming_store, PrunableStore):
             self._parts.append(retention_loop(settings.claiming_store, settings.retention, context.clock))
         # A store that is not durable ends with its process, before the rules of zones change.
         if ZoneStore.is_zone_store(settings.claiming_store) and settings.claiming_store.capabilities.durable:

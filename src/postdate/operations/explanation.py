@@ -422,8 +422,8 @@ class _Explainer:
             )
         ]
         advice = [
-            f"restore its records and run the command again: postdate pipeline restore DIR --id {self.message_id}",
-            "DIR is the archive folder of `postdate pipeline archive`",
+            f"read its records in the Parquet files of the archive, where message_id is {self.message_id!r}",
+            "`postdate pipeline audit --records DIR` reads all of them; DIR is the folder of the archive",
         ]
         return self._build_explanation(MessageState.ARCHIVED, headline, facts, advice)
 

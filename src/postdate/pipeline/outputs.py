@@ -31,13 +31,6 @@ def is_uri(location: str) -> bool:
     return _SCHEME.match(location) is not None
 
 
-def parse_path(location: str | Path, subject: str) -> Path:
-    """Return a path on the driver's machine. Raise PipelineError for a URI: ``subject`` cannot be on other systems."""
-    if is_uri(str(location)):
-        raise PipelineError(f"{subject} is on a disk of this machine, not at {location}; give a path")
-    return Path(location)
-
-
 def url_of(location: str | Path) -> str:
     """Return a location as Spark's readers and writers take it, independent of the default file system of Spark.
 

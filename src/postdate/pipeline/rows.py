@@ -108,7 +108,7 @@ MESSAGE_SCHEMA = spark_schema(arrow_schema("pending", WRITTEN_COLUMNS))
 """Columns that are written to a store, as a Spark schema."""
 
 LEDGER_ARROW = arrow_schema("records", SCANNED_COLUMNS["records"][1:])
-"""A record in the ledger of a sweep. Stores and archives also have the number of a record."""
+"""A record in the ledger of a sweep. Stores and lakes also have the number of a record."""
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

@@ -62,14 +62,15 @@ from postdate.ports.observation import (
 )
 from postdate.ports.scanning import (
     ARCHIVED as ARCHIVED,
-    ArchivableStore as ArchivableStore,
     ArrowBatch as ArrowBatch,
+    PrunableStore as PrunableStore,
     RecordStreamStore as RecordStreamStore,
     Scan as Scan,
     ScanFilter as ScanFilter,
     ScannableStore as ScannableStore,
     ScanPart as ScanPart,
-    StoredRecord as StoredRecord,
+    StreamableStore as StreamableStore,
+    StreamPosition as StreamPosition,
 )
 from postdate.ports.stores import (
     NOTHING_MOVED as NOTHING_MOVED,

@@ -19,6 +19,7 @@ from typing import Final
 
 from postdate.errors import QueueNotFound
 from postdate.messages import DelayedMessage, Envelope
+from postdate.ports.scanning import StreamPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +233,7 @@ class StoreTraffic:
         processes: processes that use the store; ``None`` where they cannot be seen.
         destinations: destinations of the messages that are due next, as far as these were read.
         zones: headers of the messages by which the store keeps time zones (:mod:`postdate.core.upkeep.wall_times`).
+        positions: of the streams for which retention waits.
     """
 
     pending: int
@@ -240,6 +242,7 @@ class StoreTraffic:
     processes: Sequence[Process] | None
     destinations: Sequence[str]
     zones: Sequence[Mapping[str, str]]
+    positions: Sequence[StreamPosition]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from postdate.errors import NotSupported, PipelineError
 from postdate.ports.common import Record, RecordKind
@@ -175,33 +175,11 @@ def _no_columns_error(store: object) -> NotSupported:
     return NotSupported(f"{type(store).__name__} gives rows, not columns: gives_columns says so")
 
 
-# --- what audits and archives ask of a store besides its rows (ADR 0011) ----------------------------------------------
+# --- what audits and the retention ask of a store besides its rows (ADR 0011, 0032) -----------------------------------
 
 
 ARCHIVED: Final = "archived"
-"""Detail of a *scheduled* record. It says that the other records of the message are in an archive."""
-
-
-class StoredRecord(NamedTuple):
-    """A record with its number, as a store keeps it.
-
-    Args:
-        number: of the record; unique in its database, and never used again.
-        kind: number of :class:`postdate.ports.RecordKind`.
-        message_id: of the message.
-        at: microseconds since 1970 UTC.
-        due: microseconds since 1970 UTC.
-        destination: queue.
-        detail: reason, or ``None``.
-    """
-
-    number: int
-    kind: int
-    message_id: str
-    at: int
-    due: int | None
-    destination: str | None
-    detail: str | None
+"""Detail of a *scheduled* record. An earlier version has moved the other records of the message to an archive."""
 
 
 PRUNED_ID: Final = "postdate~pruned"
@@ -210,7 +188,7 @@ PRUNED_ID: Final = "postdate~pruned"
 
 @dataclass(frozen=True, slots=True)
 class PrunedCounts:
-    """The number of records that :meth:`ArchivableStore.prune_before` has removed from a store so far. Source: ADR 32.
+    """The number of records that :meth:`PrunableStore.prune_before` has removed from a store so far. Source: ADR 32.
 
     Args:
         before: some or all records of messages that were due before this instant may be removed; UTC. ``None``: no
@@ -247,15 +225,8 @@ def pruned_details(history: Iterable[Record]) -> list[tuple[datetime | None, str
     return [(each.due, each.detail) for each in history if each.kind is RecordKind.PRUNED]
 
 
-class ArchivableStore(ScannableStore):
-    """A store whose records can be audited, and moved elsewhere and back, while other processes work with it.
-
-    The store finds records by their place: ``part`` is a share of a scan of ``records`` in which the caller saw them. A
-    record that is not there any more does not count. Each call is one short transaction, so callers pass batches.
-
-    Callers mark before they prune. So at any moment a missing record belongs to a marked message, and no audit reports
-    the message as lost.
-    """
+class PrunableStore(ScannableStore):
+    """A store whose records can be audited, and are pruned when they are old, while other processes work with it."""
 
     @property
     @abstractmethod
@@ -279,39 +250,14 @@ class ArchivableStore(ScannableStore):
         """Width of a share whose records one transaction can prune without making others wait; constant."""
 
     @abstractmethod
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """Mark *scheduled* records with :data:`ARCHIVED`. The store still knows their ids, and refuses them.
-
-        Args:
-            part: share in which the records were seen. Marking may move them to another place.
-            numbers: of records in that share; records of other kinds than *scheduled* are left as they are.
-
-        Returns:
-            How many records this call has marked.
-        """
-
-    @abstractmethod
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """Remove records for good, whatever their kind.
-
-        A store that derives new numbers from the last record keeps the last record.
-
-        Args:
-            part: share in which the records were seen.
-            numbers: of records in that share.
-
-        Returns:
-            How many records were removed.
-        """
-
-    @abstractmethod
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         """Remove records from before an instant, of messages that have ended, for good: one short transaction.
 
         These records stay: those of messages that are pending, that may be returned from the error queue, or that moved
-        to another store; those of messages whose due time is or once was ``before`` or later; and *scheduled* records
-        that are marked as archived or are the last under their key. The store's *pruned* record (:class:`PrunedCounts`)
-        counts the removed records.
+        to another store; those of messages whose due time is or once was ``before`` or later; *scheduled* records that
+        are marked as archived or are the last under their key; the last record of a store that numbers new records
+        after it; and, in a :class:`StreamableStore`, those that a stream has not passed. The store's *pruned* record
+        (:class:`PrunedCounts`) counts the removed records.
 
         Args:
             part: a share of a scan of ``records``, not much wider than :attr:`prune_share_width`.
@@ -320,26 +266,6 @@ class ArchivableStore(ScannableStore):
 
         Returns:
             How many records were removed.
-        """
-
-    @abstractmethod
-    def restore(self, records: Sequence[StoredRecord]) -> int:
-        """Put records back under their numbers, message by message, and remove the marks: one transaction.
-
-        The *scheduled* record decides: a message comes back if its *scheduled* record is marked, or if its id is
-        unknown. The records of all other messages are ignored, so a repeated call adds nothing.
-
-        A store that counts its numbers itself gives new records only numbers above the highest of ``records``. It does
-        so from the beginning of the call, whether any message comes back or not, and no call ever sets its count back.
-        A store that derives its numbers from the last record does so once the message with the highest number is back.
-        If another record has one of the numbers by then, the call fails and changes nothing.
-
-        Args:
-            records: of whole messages, each with its *scheduled* record. The store has none of the other records of
-                these messages. Without its *scheduled* record, nothing of a message comes back.
-
-        Returns:
-            How many messages came back.
         """
 
 
@@ -397,3 +323,57 @@ class RecordStreamStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the connections; a second call has no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """How far a stream has copied the records of a store.
+
+    Args:
+        name: of the stream; unique in the store.
+        number: every record with a lower number is where the stream copies it to.
+        at: when the stream has reported this last; UTC.
+    """
+
+    name: str
+    number: int
+    at: datetime
+
+
+class StreamableStore(PrunableStore):
+    """A store whose records can be followed by :class:`RecordStreamStore`. It knows how far streams are.
+
+    As long as a position is registered, :meth:`prune_before` removes no record with its number or a higher one. The
+    methods block, as those of a scan do. Source: ADR 63.
+    """
+
+    @abstractmethod
+    def stream_positions(self) -> Sequence[StreamPosition]:
+        """Return the positions of all streams of this store, in the order of their names.
+
+        Guarantees:
+            scanning.positions_last_until_they_are_removed.
+        """
+
+    @abstractmethod
+    def set_stream_position(self, name: str, number: int, now: datetime) -> None:
+        """Register the position of a stream, or replace it: one transaction.
+
+        When the call returns, no running :meth:`prune_before` removes a record from ``number`` on.
+
+        Args:
+            name: of the stream.
+            number: of the first record that the stream has not copied.
+            now: time of the report; aware.
+
+        Guarantees:
+            scanning.positions_last_until_they_are_removed, nothing_is_pruned_that_a_stream_has_not_passed.
+        """
+
+    @abstractmethod
+    def remove_stream_position(self, name: str) -> bool:
+        """Remove the position of a stream: retention no longer waits for it. Return whether there was one.
+
+        Guarantees:
+            scanning.positions_last_until_they_are_removed, nothing_is_pruned_that_a_stream_has_not_passed.
+        """

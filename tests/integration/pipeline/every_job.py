@@ -22,12 +22,12 @@ from postdate.backends.sqlite.transport import LocalTransport
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.archive import archive, restore
 from postdate.pipeline.audit import audit
 from postdate.pipeline.delay import DelayOptions, DelayTarget, delay_conf, read_directory, run_delay
 from postdate.pipeline.dispatching import SweepSpec
 from postdate.pipeline.files import read_input
 from postdate.pipeline.forecast import forecast, forecast_frame
+from postdate.pipeline.history import read_history, write_history
 from postdate.pipeline.migrate import MigrateJob, migrate, preview
 from postdate.pipeline.schedule import Rejects, ScheduleJob, schedule
 from postdate.pipeline.source import register
@@ -145,23 +145,21 @@ def _audit(spark: SparkSession, folder: Path) -> Any:
     ]
 
 
-def _archive_and_restore(spark: SparkSession, folder: Path) -> Any:
+def _history(spark: SparkSession, folder: Path) -> Any:
     spec = _sweep_in(folder)
     _add(spec.store, 20, NOW - 40 * DAY, NOW - 50 * DAY)
-
-    async def live() -> None:
-        from postdate.backends.sqlite.store import SqliteStore
-
-        store = SqliteStore(folder / "messages.db", synchronous="normal")
-        await store.cancel("m-1", NOW - 45 * DAY)
-        await store.cancel("m-2", NOW - 45 * DAY)
-        await store.store_many([DelayedMessage("last", NOW + DAY, "orders", {}, b"")], NOW)
-        await store.close()
-
-    anyio.run(live)
-    gone = archive(spark, spec.store, folder / "archive", NOW - 30 * DAY, NOW)
-    back = restore(spark, spec.store, folder / "archive")
-    return [gone.messages, gone.records, gone.pruned, back.messages, back.left_out]
+    first = write_history(spark, spec.store, folder / "lake", rows_per_batch=7)
+    again = write_history(spark, spec.store, folder / "lake")
+    sweep(spark, spec)
+    more = write_history(spark, spec.store, folder / "lake")
+    numbers = sorted(row["number"] for row in read_history(spark, folder / "lake").collect())
+    return [
+        first.records,
+        again.records,
+        more.records,
+        numbers,
+        _rows(spec.store, "SELECT number FROM stream_position"),
+    ]
 
 
 def _migrate(spark: SparkSession, folder: Path) -> Any:
@@ -251,7 +249,7 @@ JOBS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "delay": _delay,
     "delay, started again": _delay_goes_on,
     "migrate": _migrate,
-    "archive and restore": _archive_and_restore,
+    "history": _history,
     "the format, written and read": _write_and_read,
     "the format, as streams": _stream_of_records,
 }

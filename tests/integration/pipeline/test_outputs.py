@@ -10,12 +10,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.archive import archive, restore
 from postdate.pipeline.audit import audit
 from postdate.pipeline.forecast import forecast
 from postdate.pipeline.outputs import check_new_folder, is_uri, url_of
 from postdate.pipeline.schedule import Rejects, ScheduleJob, schedule
-from postdate.pipeline.stores import StoreSpec, open_spec
+from postdate.pipeline.stores import StoreSpec
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -121,12 +120,3 @@ def test_findings_are_refused_before_a_store_is_read(spark: SparkSession, tmp_pa
     nowhere = StoreSpec(f"sqlite:///{tmp_path / 'no.db'}")
     with pytest.raises(PipelineError, match="nosuch://b/findings cannot be written"):
         audit(spark, nowhere, NOW, findings_to="nosuch://b/findings")
-
-
-def test_an_archive_is_on_a_disk(spark: SparkSession, store: StoreSpec) -> None:
-    with open_spec(store, create=True) as created:
-        created.setup()
-    with pytest.raises(PipelineError, match=r"not at s3a://bucket/archive"):
-        archive(spark, store, "s3a://bucket/archive", NOW, NOW)
-    with pytest.raises(PipelineError, match=r"not at s3a://bucket/archive"):
-        restore(spark, store, "s3a://bucket/archive")

@@ -11,20 +11,19 @@ from datetime import datetime
 
 from typing_extensions import override
 
-from postdate.backends.mariadb.connection import MariaDbSession, literal
+from postdate.backends.mariadb.connection import MariaDbSession
 from postdate.backends.mariadb.schema import MariaDbNames, MariaDbSchema
-from postdate.backends.mariadb.tables import ROWS_AT_ONCE, STATEMENT_BYTES, MariaDbTables, old_snapshots, split_numbers
+from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots, split_numbers
 from postdate.backends.sql.retention import AgeCondition
-from postdate.backends.sql.row_locks.names import RowLockNames
-from postdate.backends.sql.row_locks.parts import MessageRow, split_texts, to_row
+from postdate.backends.sql.row_locks.parts import MessageRow, to_row
 from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import OldSnapshot, RecordKind, ReplacingStore, ScanPart
 from postdate.ports.changing import CreateMessage, KeyedIds
-from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, PrunedCounts, StoredRecord
+from postdate.ports.scanning import PRUNED_ID, PrunableStore, PrunedCounts
 
 
-class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
+class MariaDbStore(LockingStore, PrunableStore, ReplacingStore):
     """Keeps delayed messages in a table of MariaDB.
 
     Args:
@@ -120,20 +119,6 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         return 10_000
 
     @override
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return self._change_records(
-            f"UPDATE {self._tables.names.name_of('record')} SET detail = '{ARCHIVED}' "
-            f"WHERE number IN %(numbers)s AND once = 1 AND NOT detail <=> '{ARCHIVED}'",
-            numbers,
-        )
-
-    @override
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """Remove records. Their numbers are not used again, as the server remembers its counter."""
-        record = self._tables.names.name_of("record")
-        return self._change_records(f"DELETE FROM {record} WHERE number IN %(numbers)s", numbers)
-
-    @override
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         names, tables = self._tables.names, self._tables
         record, values = (
@@ -153,6 +138,10 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         delete = f"DELETE FROM {record} WHERE number IN %(numbers)s RETURNING kind"
         is_marker = f"message_id = '{PRUNED_ID}' AND store_id = %(store)s AND kind = {RecordKind.PRUNED:d}"
         remove_markers = f"DELETE FROM {record} WHERE {is_marker} RETURNING due, detail"
+        insert_marker = (
+            f"INSERT INTO {record} (at, due, store_id, kind, message_id, detail) "
+            f"VALUES (%(at)s, %(due)s, %(store)s, {RecordKind.PRUNED:d}, '{PRUNED_ID}', %(detail)s)"
+        )
 
         def prune(session: MariaDbSession) -> int:
             store_values = {"store": tables.store_id(session)}
@@ -164,68 +153,9 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
                 ]
                 marker = PrunedCounts.of(markers).plus(before, kinds)
                 due = to_microseconds(marker.before or before)
-                row = StoredRecord(0, RecordKind.PRUNED, PRUNED_ID, to_microseconds(now), due, None, marker.detail)
-                session.change(_insert(names, "INSERT") + _row(row, store_values["store"]))
+                session.change(
+                    insert_marker, {**store_values, "at": to_microseconds(now), "due": due, "detail": marker.detail}
+                )
             return len(kinds)
 
         return self._pool.transaction_blocking(prune)
-
-    def _change_records(self, statement: str, numbers: Sequence[int]) -> int:
-        """Run a statement on numbers in ascending order, so that two processes do not deadlock."""
-        parts = split_numbers(sorted(numbers))
-        return self._pool.transaction_blocking(
-            lambda session: sum(session.change(statement, {"numbers": part}) for part in parts)
-        )
-
-    @override
-    def restore(self, records: Sequence[StoredRecord]) -> int:
-        names = self._tables.names
-        scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
-        later_records = [record for record in records if record.kind != RecordKind.SCHEDULED]
-
-        def restore(session: MariaDbSession) -> int:
-            store = self._tables.store_id(session)
-            if records:
-                _raise_counter(session, names, store, max(records, key=lambda record: record.number))
-            restored_ids = {record.message_id for record in scheduled if _unmark(session, names, store, record)}
-            new = [_row(record, store) for record in scheduled if record.message_id not in restored_ids]
-            for rows in split_texts(new, STATEMENT_BYTES, ROWS_AT_ONCE):
-                statement = _insert(names, "INSERT IGNORE") + b",".join(rows) + b" RETURNING message_id"
-                restored_ids.update(id_ for (id_,) in session.rows(statement))
-            old = (_row(record, store) for record in later_records if record.message_id in restored_ids)
-            for rows in split_texts(old, STATEMENT_BYTES, ROWS_AT_ONCE):
-                session.change(_insert(names, "INSERT") + b",".join(rows))
-            return len(restored_ids)
-
-        return self._pool.transaction_blocking(restore)
-
-
-def _raise_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:
-    """Insert and delete a row so that new numbers begin above this record: the server counts from the highest insert.
-
-    The server never counts back, and this waits for no lock.
-    """
-    row = _row(newest._replace(kind=RecordKind.DELIVERED), store)
-    if session.change(_insert(names, "INSERT IGNORE") + row):
-        session.change(f"DELETE FROM {names.name_of('record')} WHERE number = %(number)s", {"number": newest.number})
-
-
-def _unmark(session: MariaDbSession, names: RowLockNames, store: int, record: StoredRecord) -> int:
-    return session.change(
-        f"UPDATE {names.name_of('record')} SET detail = %(detail)s "
-        f"WHERE message_id = %(id)s AND store_id = %(store)s AND once = 1 AND detail = '{ARCHIVED}'",
-        {"id": record.message_id, "store": store, "detail": record.detail},
-    )
-
-
-def _insert(names: RowLockNames, command: str) -> bytes:
-    return (
-        f"{command} INTO {names.qualified_name('postdate_record')} "
-        f"(number, at, due, store_id, kind, once, message_id, destination, detail) VALUES "
-    ).encode()
-
-
-def _row(record: StoredRecord, store: int) -> bytes:
-    number, kind, message_id, at, due, destination, detail = record
-    once = 1 if kind == RecordKind.SCHEDULED else None
-    return b"(%b)" % b",".join(map(literal, (number, at, due, store, kind, once, message_id, destination, detail)))

@@ -1,4 +1,4 @@
-"""Jobs on whole tables of PostgreSQL: scans, the stream of records, pruning and restoring. Source: ADR 0011.
+"""Jobs on whole tables of PostgreSQL: scans, the stream of records, pruning. Source: ADR 0011, 0032, 0063.
 
 Shares of a scan are ranges of pages on disk.
 
@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.inserting import OnTable
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, array, check_name, literal, sql
+from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, check_name, literal, sql
 from postdate.backends.postgres.rows import clamped_time, utc
 from postdate.backends.sql.migrations import setup_command
 from postdate.backends.sql.retention import AgeCondition
@@ -275,64 +275,18 @@ class PostgresRecordStream(RecordStreamStore):
         self._database.close_blocking()
 
 
-# The next run repeats the changes that a crash of the server undoes. So no commit waits for the disk or delays
-# services.
+# The next run repeats a removal that a crash of the server undoes. So no commit waits for the disk or delays services.
 _ASYNCHRONOUS_COMMIT: Final = "SET LOCAL synchronous_commit = off"
-# Services queue behind a session that waits for this lock. It is better to fail, and to run again, than to stop them.
-_SHORT_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 _RECORD_COLUMNS: Final = "number, at, due, store_id, kind, message_id, destination, detail"
-_TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "text", "text"]
-_MARK: Final = literal(scanning.ARCHIVED)
 _PAGES_PER_RANGE: Final = 32
 """Of the indexes of the records."""
-
-
-def _numbers_condition(part: ScanPart, numbers: Sequence[int]) -> str:
-    """Return the condition, with the numbers as a literal: the server hashes only lists that are constants."""
-    return f"{_share_condition(part)} AND number = ANY('{array(numbers)}'::bigint[])"
 
 
 def _share_condition(part: ScanPart) -> str:
     return f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid"
 
 
-def _row(record: scanning.StoredRecord, store_id: int) -> tuple[Any, ...]:
-    due = None if record.due is None else from_microseconds(record.due)
-    return (
-        record.number,
-        from_microseconds(record.at),
-        due,
-        store_id,
-        record.kind,
-        record.message_id,
-        record.destination,
-        record.detail,
-    )
-
-
-def _raise_sequence(database: Access, number: int) -> None:
-    """Let new numbers begin above restored ones: in a new store they begin at 1.
-
-    Only the owner of the sequence may do it.
-
-    ``ALTER SEQUENCE`` waits for all transactions that have drawn numbers, and blocks others until our commit. So the
-    sequence is never set back, and all numbers drawn before are visible afterwards.
-    """
-    sequence = database.names.qualified_name("number")
-    lower = sql(f"SELECT 1 FROM {sequence} WHERE last_value < {number:d}")
-
-    def raise_sequence(connection: Connection) -> None:
-        connection.execute(_SHORT_WAIT)
-        # It changes nothing: the statement is for the lock.
-        connection.execute(sql(f"ALTER SEQUENCE {sequence} NO CYCLE"))
-        if connection.execute(lower).fetchone() is not None:
-            connection.execute(sql(f"ALTER SEQUENCE {sequence} RESTART WITH {number + 1:d}"))
-
-    if database.run_blocking(lambda connection: connection.execute(lower).fetchone()) is not None:
-        database.transaction_blocking(raise_sequence, patiently=True)
-
-
-class PostgresBulk(OnTable, scanning.ArchivableStore):
+class PostgresBulk(OnTable, scanning.StreamableStore):
     @contextmanager
     @override
     def snapshot(self) -> Generator[str]:
@@ -387,25 +341,17 @@ class PostgresBulk(OnTable, scanning.ArchivableStore):
         return 128
 
     @override
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return self._change_records(
-            f"UPDATE {self.database.names.qualified_name('record')} SET detail = {_MARK} "
-            f"WHERE {_numbers_condition(part, numbers)} AND kind = 1 AND detail IS DISTINCT FROM {_MARK}"
-        )
-
-    @override
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        record = self.database.names.qualified_name("record")
-        return self._change_records(f"DELETE FROM {record} WHERE {_numbers_condition(part, numbers)}")
-
-    @override
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         names, store_id = self.database.names, self.database.run_blocking(self._store_id)
         record, last_of_key = names.qualified_name("record"), "left(r.message_id, -8) || '99999999'"
         of_this_store = f"AND ({{0}}.store_id = {store_id} OR {{0}}.store_id IS NULL)"
         pending, at = names.qualified_name(self._sql.table), _instant(before)
+        # A record without a store is in the streams of all stores of the schema.
+        is_followed = f"r.store_id IS NULL OR p.store_id = {store_id}"
+        position = f"SELECT min(p.number) FROM {names.qualified_name('stream_position')} AS p WHERE {is_followed}"
+        is_keyed = "r.message_id ~ '~[0-9]{8}$'"
         condition = AgeCondition(
-            record, pending, "number", at, "r.message_id ~ '~[0-9]{8}$'", last_of_key, of_this_store, "OFFSET 0"
+            record, pending, "number", at, is_keyed, last_of_key, of_this_store, "OFFSET 0", position
         )
         # Of the records without a store, those of another store's messages are left to it: its retention may be longer.
         scheduled_elsewhere = f"s.message_id = r.message_id AND s.kind = 1 AND s.store_id <> {store_id} OFFSET 0"
@@ -463,47 +409,41 @@ class PostgresBulk(OnTable, scanning.ArchivableStore):
         with suppress(PostdateError):
             self.database.transaction_blocking(summarize)
 
-    def _change_records(self, statement: str) -> int:
-        def change(connection: Connection) -> int:
-            connection.execute(_ASYNCHRONOUS_COMMIT)
-            return connection.execute(sql(statement)).rowcount
-
-        return self.database.transaction_blocking(change, patiently=True)
+    # --- positions of streams -----------------------------------------------------------------------------------
 
     @override
-    def restore(self, records: Sequence[scanning.StoredRecord]) -> int:
-        database, store_id = self.database, self.database.run_blocking(self._store_id)
-        scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
-        record_table = database.names.name_of("record")
-        unmark = sql(f"""
-            UPDATE {record_table} AS r SET detail = given.detail
-            FROM unnest(%(ids)s::text[], %(details)s::text[]) AS given(message_id, detail)
-            WHERE r.message_id = given.message_id COLLATE "C" AND r.store_id = %(store)s AND r.kind = 1
-                AND r.detail = {_MARK} RETURNING r.message_id""")
-        insert = sql(f"""
-            INSERT INTO {record_table} ({_RECORD_COLUMNS})
-            VALUES (%s, %s, %s, %s, 1, %s, %s, %s) ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING""")
+    def stream_positions(self) -> Sequence[scanning.StreamPosition]:
+        table = self.database.names.name_of("stream_position")
+        query = sql(f"SELECT name, number, at FROM {table} WHERE store_id = %s ORDER BY name")
 
-        def restore(connection: Connection) -> int:
-            values = {
-                "ids": list(scheduled),
-                "details": [record.detail for record in scheduled.values()],
-                "store": store_id,
-            }
-            restored_ids = {id_ for (id_,) in connection.execute(unmark, values)}
-            with connection.cursor() as cursor:
-                for id_, record in scheduled.items():
-                    if id_ not in restored_ids:
-                        number, at, due, _, _, *fields = _row(record, store_id)
-                        if cursor.execute(insert, (number, at, due, store_id, *fields)).rowcount:
-                            restored_ids.add(id_)
-                later_records = [r for r in records if r.message_id in restored_ids and r.kind != RecordKind.SCHEDULED]
-                table = database.names.qualified_name("record")
-                with cursor.copy(sql(f"COPY {table} ({_RECORD_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
-                    copy.set_types(_TYPES)
-                    for record in later_records:
-                        copy.write_row(_row(record, store_id))
-            return len(restored_ids)
+        def read(connection: Connection) -> list[scanning.StreamPosition]:
+            rows = connection.execute(query, (self._store_id(connection),)).fetchall()
+            return [scanning.StreamPosition(name, number, at.astimezone(UTC)) for name, number, at in rows]
 
-        _raise_sequence(database, max((record.number for record in records), default=0))
-        return database.transaction_blocking(restore, patiently=True)
+        return self.database.run_blocking(read)
+
+    @override
+    def set_stream_position(self, name: str, number: int, now: datetime) -> None:
+        table = self.database.names.name_of("stream_position")
+        update = sql(f"UPDATE {table} SET number = %s, at = %s WHERE store_id = %s AND name = %s")
+        insert = sql(f"INSERT INTO {table} (number, at, store_id, name) VALUES (%s, %s, %s, %s)")
+
+        def write(connection: Connection) -> None:
+            values = (number, now, self._store_id(connection), name)
+            if connection.execute(update, values).rowcount:
+                return
+            # A removal that runs now has not seen this position. Each reads this table until its transaction ends, so
+            # the lock waits for it, and a later one sees the position.
+            connection.execute(sql(f"LOCK TABLE {self.database.names.qualified_name('stream_position')}"))
+            if not connection.execute(update, values).rowcount:
+                connection.execute(insert, values)
+
+        self.database.transaction_blocking(write, patiently=True)
+
+    @override
+    def remove_stream_position(self, name: str) -> bool:
+        table = self.database.names.name_of("stream_position")
+        delete = sql(f"DELETE FROM {table} WHERE store_id = %s AND name = %s")
+        return self.database.transaction_blocking(
+            lambda connection: connection.execute(delete, (self._store_id(connection), name)).rowcount == 1
+        )

@@ -11,6 +11,8 @@ from postdate.ports.scanning import ARCHIVED
 _AFTER_OUTCOME: Final = "kind BETWEEN 8 AND 11"
 """Rescheduled (or returned), discarded, returned, pruned. An index of SQLite has exactly this condition."""
 
+_LARGEST_NUMBER: Final = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class AgeCondition:
@@ -25,6 +27,7 @@ class AgeCondition:
         last_of_key: the last possible id under that key.
         same_store: condition on ``{0}``, another record, joined with ``AND``.
         limit: the end of subqueries that must be evaluated row by row.
+        position: subquery for the smallest position of the streams of ``r``, or NULL; empty where there are none.
     """
 
     record: str
@@ -35,6 +38,7 @@ class AgeCondition:
     last_of_key: str
     same_store: str = ""
     limit: str = ""
+    position: str = ""
 
     def _exists_condition(self, other: str, condition: str) -> str:
         """Return the condition that there is another record of the same message."""
@@ -44,11 +48,13 @@ class AgeCondition:
         )
 
     def condition(self) -> str:
-        """Return the condition; see :meth:`postdate.ports.scanning.ArchivableStore.prune_before`."""
+        """Return the condition; see :meth:`postdate.ports.scanning.PrunableStore.prune_before`."""
         before, number = self.before, self.number
+        is_passed = f"AND r.{number} < COALESCE(({self.position}), {_LARGEST_NUMBER})" if self.position else ""
         ended_condition = self._exists_condition("b", f"b.{_AFTER_OUTCOME} AND b.{number} > f.{number}")
         return f"""
             r.at < {before} AND (r.due IS NULL OR r.due < {before}) AND r.kind BETWEEN 1 AND 10
+            {is_passed}
             AND NOT (r.kind = 1 AND COALESCE(r.detail, '') = '{ARCHIVED}')
             AND NOT EXISTS (
                 SELECT 1 FROM {self.record} AS a JOIN {self.pending} AS w ON w.{number} = a.{number}

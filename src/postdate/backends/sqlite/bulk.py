@@ -1,4 +1,4 @@
-"""Jobs on whole tables of the file: scans, the stream of records, pruning, restoring. Source: ADR 0011."""
+"""Jobs on whole tables of the file: scans, the stream of records, pruning. Source: ADR 0011, 0032, 0063."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ from postdate.backends.sqlite.connection import translate
 from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.rows import Transaction, display_text, is_undecodable, record
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart, scanning
+from postdate.ports import (
+    Recording,
+    RecordKind,
+    RecordStreamStore,
+    Scan,
+    ScanFilter,
+    ScanPart,
+    StreamableStore,
+    StreamPosition,
+    scanning,
+)
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -169,26 +179,27 @@ class SqliteRecordStream(RecordStreamStore):
             self._file.close()
 
 
-_MARK: Final = (
-    f"UPDATE record SET detail = '{scanning.ARCHIVED}' WHERE seq = ? AND kind = 1 "
-    f"AND detail IS NOT '{scanning.ARCHIVED}'"
-)
-# The last record stays: new records are numbered after it, and without it numbers in an archive would be used again.
-_PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
 _IS_KEYED: Final = f"r.message_id GLOB '*~{'[0-9]' * 8}'"
 _LAST_OF_KEY: Final = "substr(r.message_id, 1, length(r.message_id) - 8) || '99999999'"
+_AGE: Final = AgeCondition(
+    *("record", "delayed_message", "seq", ":before", _IS_KEYED, _LAST_OF_KEY),
+    position="SELECT min(number) FROM stream_position",
+)
+# The last record stays, because new records are numbered after it: numbers of a lake would be used again.
 _IS_OLD: Final = f"""
-    r.seq >= :first AND r.seq < :end AND r.seq < (SELECT max(seq) FROM record)
-    AND {AgeCondition("record", "delayed_message", "seq", ":before", _IS_KEYED, _LAST_OF_KEY).condition()}"""
+    r.seq >= :first AND r.seq < :end AND r.seq < (SELECT max(seq) FROM record) AND {_AGE.condition()}"""
 _IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_IS_OLD})"
 _PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_IS_OLD} RETURNING kind"
 _MARKERS: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind BETWEEN 8 AND 11 AND kind = 11"
-_UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{scanning.ARCHIVED}'"
-# The columns are in the order of StoredRecord.
-_INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_POSITIONS: Final = "SELECT name, number, at FROM stream_position ORDER BY name"
+_SET_POSITION: Final = "INSERT OR REPLACE INTO stream_position (name, number, at) VALUES (?, ?, ?)"
 
 
-class BulkOnFile(OnFile, scanning.ArchivableStore):
+def stream_positions(connection: sqlite3.Connection) -> list[StreamPosition]:
+    return [StreamPosition(name, number, from_microseconds(at)) for name, number, at in connection.execute(_POSITIONS)]
+
+
+class BulkOnFile(OnFile, StreamableStore):
     @override
     def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
         scanning.check_scan(row_kind)
@@ -216,14 +227,6 @@ class BulkOnFile(OnFile, scanning.ArchivableStore):
         return 2_000
 
     @override
-    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return self.file.write_blocking(lambda tx: tx.executemany(_MARK, [(number,) for number in numbers]).rowcount)
-
-    @override
-    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        return self.file.write_blocking(lambda tx: tx.executemany(_PRUNE, [(number,) for number in numbers]).rowcount)
-
-    @override
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         values = {"first": part.first, "end": part.end, "before": to_microseconds(before)}
         if not self.file.read_blocking(lambda connection: connection.execute(_IS_ANY_OLD, values).fetchone()[0]):
@@ -244,20 +247,14 @@ class BulkOnFile(OnFile, scanning.ArchivableStore):
         return self.file.write_blocking(prune)
 
     @override
-    def restore(self, records: Sequence[scanning.StoredRecord]) -> int:
-        scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
-        later_records = [record for record in records if record.kind != RecordKind.SCHEDULED]
+    def stream_positions(self) -> Sequence[StreamPosition]:
+        return self.file.read_blocking(stream_positions)
 
-        def restore(tx: Transaction) -> int:
-            restored_ids = {record.message_id for record in scheduled if _restore_scheduled(tx, record)}
-            tx.executemany(_INSERT, [record for record in later_records if record.message_id in restored_ids])
-            return len(restored_ids)
+    @override
+    def set_stream_position(self, name: str, number: int, now: datetime) -> None:
+        self.file.write_blocking(lambda tx: tx.execute(_SET_POSITION, (name, number, to_microseconds(now))))
 
-        return self.file.write_blocking(restore)
-
-
-def _restore_scheduled(tx: Transaction, record: scanning.StoredRecord) -> bool:
-    if tx.execute(_UNMARK, (record.detail, record.message_id)).rowcount:
-        return True
-    # ON CONFLICT ignores only an id in use. A number that another record has must raise an error.
-    return tx.execute(f"{_INSERT} ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING", record).rowcount == 1
+    @override
+    def remove_stream_position(self, name: str) -> bool:
+        delete = "DELETE FROM stream_position WHERE name = ?"
+        return self.file.write_blocking(lambda tx: tx.execute(delete, (name,)).rowcount == 1)

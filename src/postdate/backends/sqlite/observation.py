@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from postdate.backends.sql.questions import header_text
 from postdate.backends.sqlite import rows as sqlite_rows
+from postdate.backends.sqlite.bulk import stream_positions
 from postdate.backends.sqlite.connection import check_schema, connect, newest_version, translate_errors
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.processes import claimants_folder, is_gone
@@ -188,6 +189,7 @@ def read_file_facts(path: Path, now_microseconds: int) -> FileFacts:
                 oldest=sqlite_rows.time_of(_read_value(connection, f"SELECT min(due) {_PENDING}")),
                 overdue=_read_value(connection, f"SELECT count(*) {_PENDING} AND due < ?", now_microseconds),
                 destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_DESTINATION_SAMPLE,))],
+                positions=stream_positions(connection),
                 zones=[decode_headers(text) for (text,) in connection.execute(_ZONES)],
                 unreadable=_read_value(connection, _UNREADABLE),
             )

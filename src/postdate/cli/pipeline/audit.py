@@ -24,7 +24,7 @@ def audit(
     ] = timedelta(seconds=1),
     records: Annotated[
         list[str] | None,
-        option("--records", "Archive, or ledger of a sweep, to read as well; repeatable.", metavar="DIR"),
+        option("--records", "Lake of history, or ledger of a sweep, to read as well; repeatable.", metavar="DIR"),
     ] = None,
     findings: Annotated[
         str | None,

@@ -8,7 +8,7 @@ from typing import Final
 
 from postdate.clock import Clock, SystemClock, later
 from postdate.core.upkeep.daily import Daily
-from postdate.ports import ArchivableStore, ScanPart
+from postdate.ports import PrunableStore, ScanPart
 from postdate.runtime.threads import run_in_thread
 
 _FIRST_AFTER: Final = timedelta(minutes=5)
@@ -21,7 +21,7 @@ _PAUSE: Final = 19
 """A pause is this many times as long as the call before it. So at most a twentieth of one connection's time is used."""
 
 
-def retention_loop(store: ArchivableStore, retention_period: timedelta, clock: Clock) -> Daily:
+def retention_loop(store: PrunableStore, retention_period: timedelta, clock: Clock) -> Daily:
     """Return the loop that prunes records that are older than ``retention_period``.
 
     Several services of a store may run it at the same time: each record is removed by one of them.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from postdate.config import Settings
 from postdate.core.upkeep.wall_times import list_markers
@@ -14,6 +15,8 @@ from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import format_count, format_span, running_services
 from postdate.operations.state import LOOK_AHEAD
 from postdate.ports import AdministrableStore, MessageFilter, Observer, Process, StoreTraffic
+from postdate.ports.scanning import StreamableStore, StreamPosition
+from postdate.runtime.threads import run_in_thread
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
 """Prefixes of destinations on RabbitMQ that are not queues."""
@@ -23,6 +26,10 @@ _READ_AHEAD = 200
 
 The number is small because these messages are read with their bodies.
 """
+
+
+_FORGOTTEN_AFTER = timedelta(days=7)
+"""A stream that has not reported for so long may be forgotten. The default retention is 30 days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,10 @@ async def read_store_traffic(store: AdministrableStore, view: Observer | None, n
         pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
         next_destinations = {message.destination: 1 for message in pending}
     zones = [each.headers for each in await list_markers(store)]
-    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, sorted(next_destinations), zones)
+    positions = await run_in_thread(store.stream_positions) if isinstance(store, StreamableStore) else ()
+    return StoreTraffic(
+        counts.pending, counts.overdue, counts.next_due, processes, sorted(next_destinations), zones, positions
+    )
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------
@@ -65,6 +75,7 @@ def diagnose_traffic(
             yield _diagnose_processes(store_traffic.processes)
         yield _diagnose_service(store_traffic, now)
         yield from map(_diagnose_zone, store_traffic.zones)
+        yield from (_diagnose_position(each, now) for each in store_traffic.positions)
     if queues is not None:
         yield _diagnose_queues(queues)
         yield _diagnose_error_queue(settings.endpoint.error_queue, queues)
@@ -116,6 +127,24 @@ def _diagnose_zone(marker: Mapping[str, str]) -> Probe:
             mend,
         )
     return Probe("time zone", Verdict.OK, text)
+
+
+def _diagnose_position(position: StreamPosition, now: datetime) -> Probe:
+    """Warn of a stream that has not reported for long: the records that it has not copied fill the disk."""
+    text = f"{position.name} has the records below number {position.number}"
+    if now - position.at < _FORGOTTEN_AFTER:
+        return Probe("history", Verdict.OK, text)
+    mend = (
+        "run `postdate pipeline history` with its folder again; or remove its position: `postdate pipeline history "
+        f"--forget {shlex.quote(position.name)}`"
+    )
+    silence = format_span(now - position.at)
+    return Probe(
+        "history",
+        Verdict.WARN,
+        f"{text}, and has not gone on for {silence}; retention removes no later record until it does",
+        mend,
+    )
 
 
 def _diagnose_queues(queues: Queues) -> Probe:

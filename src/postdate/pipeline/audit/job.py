@@ -63,8 +63,8 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     one record of handling. Elsewhere (queues of another database or broker, receivers that record nothing) the outcome
     of a delivered message is not known.
 
-    An event that is in several places (a store and its ledger, a store and its archive) counts once. An event that one
-    place has twice happened twice.
+    An event that is in several places (a store and its ledger, a store and its lake) counts once. An event that one
+    place has twice happened twice. A store and its lake are one place, in which a record is known by its number.
 
     Args:
         spark: a session in UTC.
@@ -72,7 +72,8 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         now: the instant against which overdue is measured; aware.
         late_after: a delivery that is later than this counts as late.
         partitions: tasks that read one store at the same time.
-        records: folders of records in Parquet: archives, and ledgers of sweeps.
+        records: folders of records in Parquet: lakes (:func:`postdate.pipeline.history.write_history`), ledgers of
+            sweeps, and archives of earlier versions.
         findings_to: a new folder for every finding as a row: finding, message_id, destination, due, detail, endpoint;
             JSON lines if its name ends in ``.json``, else Parquet. A path on the driver's machine, or as text a URI
             such as ``s3a://bucket/findings``.

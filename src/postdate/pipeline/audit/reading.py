@@ -31,10 +31,12 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import StructType
 
-from postdate.errors import PipelineError
+from postdate.errors import NotSupported, PipelineError
 from postdate.messages import OWN_PREFIX
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.frames import STORAGE, open_snapshot, part_frame, scan_frame, scan_parts
+from postdate.pipeline.history.lake import read_history, read_mark
+from postdate.pipeline.outputs import url_of
 from postdate.pipeline.rows import LEDGER_ARROW, Batches, spark_schema, spark_types, to_batch
 from postdate.pipeline.source.streaming import open_stream, split_range, wait_for_safe_end
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec, open_spec
@@ -43,7 +45,7 @@ from postdate.ports.migrating import RETURNED_BY_MIGRATION
 from postdate.ports.scanning import (
     ARCHIVED,
     PRUNED_ID,
-    ArchivableStore,
+    PrunableStore,
     PrunedCounts,
     RecordStreamStore,
     pruned_details,
@@ -97,7 +99,7 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
     """
     with open_spec(store) as opened_store:
         scannable = opened_store.require_scannable()
-        tables = scannable.tables_of_stores() if isinstance(scannable, ArchivableStore) else ()
+        tables = scannable.tables_of_stores() if isinstance(scannable, PrunableStore) else ()
     stores = (replace(store, table=each, endpoint=each.removesuffix(".timeouts") or each) for each in tables)
     return tuple(stores) or (store,)
 
@@ -126,7 +128,7 @@ def _table(store: StoreSpec) -> str:
 
 @contextmanager
 def read_audit_events(
-    spark: SparkSession, endpoints: Sequence[AuditedStore], records: Sequence[DataFrame], partitions: int
+    spark: SparkSession, endpoints: Sequence[AuditedStore], records: Sequence[RecordsFolder], partitions: int
 ) -> Generator[AuditEvents]:
     """Read everything; the Parquet files were opened before.
 
@@ -134,17 +136,38 @@ def read_audit_events(
     """
     with ExitStack() as stack:
         frames, stores = list[DataFrame](), list[AuditedStore]()
-        for endpoint in endpoints:
+        has_lake = any(each.identity is not None for each in records)
+        identities = [_identity_of(endpoint.store) if has_lake else None for endpoint in endpoints]
+        for endpoint, identity in zip(endpoints, identities, strict=True):
             snapshot = stack.enter_context(open_snapshot(endpoint.store))
-            store_frames = _StoreReading(spark, endpoint, snapshot, partitions).read_frames()
+            is_numbered = identity is not None
+            store_frames = _StoreReading(spark, endpoint, snapshot, partitions, is_numbered).read_frames()
             frames += [frame.withColumn("source", F.lit(len(stores))) for frame in store_frames]
             stores.append(replace(endpoint, has_snapshot=snapshot is not None))
-        for number, frame in enumerate(records, len(stores)):
-            frames.append(_events_of_parquet(frame, stores).withColumn("source", F.lit(number)))
-        events = reduce(lambda one, other: one.unionByName(other), frames)
+        for number, folder in enumerate(records, len(stores)):
+            if folder.identity is not None and folder.identity in identities:
+                # Store and lake are one source: a record that both have is one record.
+                source = identities.index(folder.identity)
+                frame = _events(folder.frame, F.lit(stores[source].name), before=1, times=1)
+            else:
+                source, frame = number, _events_of_parquet(folder.frame.drop("number"), stores)
+            frames.append(frame.withColumn("source", F.lit(source)))
+        events = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
         if len(stores) + len(records) > 1:
-            events = _merge_copies(_assign_endpoints(events.repartition("message_id"), stores))
-        yield AuditEvents(events.drop("source"), tuple(stores))
+            events = events.repartition("message_id")
+            if "number" in events.columns:
+                events = _merge_by_number(events)
+            events = _merge_copies(_assign_endpoints(events, stores))
+        yield AuditEvents(events.drop("source", "number"), tuple(stores))
+
+
+def _identity_of(store: StoreSpec) -> str | None:
+    """Return the identity of a store by which a lake names it; ``None`` if its records cannot be followed."""
+    try:
+        with closing(open_stream(store)) as stream:
+            return stream.identity
+    except NotSupported:
+        return None
 
 
 # --- a store ----------------------------------------------------------------------------------------------------------
@@ -152,10 +175,13 @@ def read_audit_events(
 
 @dataclass(frozen=True, slots=True)
 class _StoreReading:
+    """How a store is read. ``is_numbered``: events of records have their numbers."""
+
     spark: SparkSession
     endpoint: AuditedStore
     snapshot: str | None
     partitions: int
+    is_numbered: bool = False
 
     def read_frames(self) -> list[DataFrame]:
         """Return the frames of the store. Frames that must not be read later have already been read."""
@@ -163,7 +189,7 @@ class _StoreReading:
             return [self._records(self._parts("records"), before=1, times=1), *self._plan_waiting()]
         with open_spec(self.endpoint.store) as store:
             scannable = store.require_scannable()
-            is_in_order = isinstance(scannable, ArchivableStore) and scannable.records_in_commit_order
+            is_in_order = isinstance(scannable, PrunableStore) and scannable.records_in_commit_order
         return self._read_by_number() if is_in_order else self._read_twice()
 
     def _read_by_number(self) -> list[DataFrame]:
@@ -189,7 +215,8 @@ class _StoreReading:
         return scan_frame(self.spark, self.endpoint.store, table, columns, parts, snapshot=self.snapshot)
 
     def _records(self, parts: Sequence[ScanPart], *, before: int, times: int) -> DataFrame:
-        records = self._scan("records", LEDGER_ARROW.names, parts)
+        columns = ["number", *LEDGER_ARROW.names] if self.is_numbered else LEDGER_ARROW.names
+        records = self._scan("records", columns, parts)
         return _events(records, F.lit(self.endpoint.name), before=before, times=times)
 
     def _plan_waiting(self) -> Iterator[DataFrame]:
@@ -228,7 +255,9 @@ def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) ->
     """Return the events of records, without those of messages that a store keeps for itself."""
     has_return_detail = (F.col("detail") == _CAME_BACK) | F.col("detail").startswith(RETURNED_BY_MIGRATION)
     is_back = (F.col("kind") == "rescheduled") & has_return_detail
+    number = ["number"] if "number" in records.columns else []
     return records.where(~F.col("message_id").startswith(OWN_PREFIX)).select(
+        *number,
         endpoint.alias("endpoint"),
         F.when(is_back, F.lit("came_back"))
         .when(is_sent_again(), F.lit("sent_again"))
@@ -367,6 +396,19 @@ def _assign_endpoints(events: DataFrame, endpoints: Sequence[AuditedStore]) -> D
     )
 
 
+def _merge_by_number(events: DataFrame) -> DataFrame:
+    """Count a record that store and lake have once. Rows without a number, such as those of queues, are added up."""
+
+    def count(name: str) -> Column:
+        return F.when(F.col("number").isNull(), F.sum(name)).otherwise(F.max(name)).alias(name)
+
+    return events.groupBy("source", "endpoint", "message_id", "kind", "at", "number").agg(
+        *(F.max(name).alias(name) for name in ("due", "destination", "native")),
+        *(count(name) for name in ("times", "before")),
+        F.min(F.when(F.col("times") > 0, F.col("archived"))).alias("archived"),
+    )
+
+
 def _merge_copies(events: DataFrame) -> DataFrame:
     """Count events that several sources have once, as copies. An event that one source has twice happened twice."""
     identity = ("endpoint", "message_id", "kind", "at")
@@ -381,19 +423,39 @@ def _merge_copies(events: DataFrame) -> DataFrame:
     )
 
 
-# --- Parquet instead of a store: archives, and ledgers of sweeps ------------------------------------------------------
+# --- Parquet instead of a store: lakes, archives of earlier versions, and ledgers of sweeps ---------------------------
 
 
 ARCHIVE_MARK = "_archive.json"
-"""File that marks a folder as an archive, even if it is empty."""
+"""File that marks a folder as an archive of an earlier version, even if it is empty."""
 
 
-def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class RecordsFolder:
+    """The records in a folder.
+
+    Args:
+        frame: kind, message_id, at, due, destination, detail, and any other columns.
+        identity: of the store whose lake the folder is; ``None``: it is no lake.
+    """
+
+    frame: DataFrame
+    identity: str | None = None
+
+
+def open_records(spark: SparkSession, path: str | Path) -> RecordsFolder:
     """Return the records in a folder. The list of files is fixed now.
 
-    Returns kind, message_id, at, due, destination, detail, and any other columns. Raises PipelineError if the folder
-    has nothing, no Parquet, or other columns.
+    Raises PipelineError if the folder has nothing, no Parquet, or other columns.
     """
+    with shorten_errors(f"the records at {path} cannot be read as Parquet"):
+        mark = read_mark(spark, url_of(path))
+    if mark is not None:
+        return RecordsFolder(read_history(spark, path), mark.identity)
+    return RecordsFolder(_open_parquet(spark, path))
+
+
+def _open_parquet(spark: SparkSession, path: str | Path) -> DataFrame:
     path_text = str(path)
     if "://" not in path_text:
         folder = Path(path_text)
@@ -415,7 +477,7 @@ def _check_columns(path_text: str, schema: StructType) -> None:
     if missing:
         raise PipelineError(
             f"the files at {path_text} are not records: there is no column {missing[0]!r} among "
-            f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(types)}"
+            f"{', '.join(schema.fieldNames()) or 'none'}; a lake, an archive or a ledger has {', '.join(types)}"
         )
     for name, expected in types.items():
         actual = schema[name].dataType.simpleString()
@@ -442,11 +504,10 @@ _ASKED_FOR_BY_ID = 1_000
 def exclude_pruned(
     spark: SparkSession, verdicts: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
 ) -> DataFrame | None:
-    """Return ``verdicts`` without messages that were archived during the audit; ``None`` if there are none.
+    """Return ``verdicts`` without messages whose records were removed during the audit; ``None`` if there are none.
 
-    An archive removes records while the audit reads. It first marks the *scheduled* record, and removes that one last,
-    if at all. So an unmarked *scheduled* record proves that no record of the message was removed yet, and the finding
-    is true.
+    A lost message without its *scheduled* record has none any more, nor has an orphaned one without other records. A
+    *scheduled* record that an earlier version has marked says that the others are in an archive.
     """
     without_snapshot = [endpoint for endpoint in endpoints if not endpoint.has_snapshot]
     suspects = verdicts.where(

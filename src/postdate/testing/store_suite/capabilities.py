@@ -41,7 +41,7 @@ capabilities: Topic[StoreSubject] = Topic("capabilities")
 
 _ROLES: tuple[type, ...] = (
     *(ports.ClaimingStore, ports.MovingStore, LimitingStore, ports.AdministrableStore),
-    *(ports.ScannableStore, ports.ArchivableStore, ports.UnreadableRows),
+    *(ports.ScannableStore, ports.PrunableStore, ports.StreamableStore, ports.UnreadableRows),
 )
 
 

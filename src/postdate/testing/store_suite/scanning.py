@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 from anyio import to_thread
@@ -22,6 +23,7 @@ from postdate.testing.store_suite.subject import (
     message,
     open_columnar,
     open_scannable,
+    open_streamable,
 )
 
 scanning: Topic[StoreSubject] = Topic("scanning")
@@ -200,3 +202,54 @@ async def columns_hold_what_rows_hold(store: ports.ClaimingStore, columns: ports
     if snapshot is not None:
         with expect_error(PipelineError, "a snapshot that is not held any more"):
             list(columns.scan_columns(ports.Scan("pending", (), snapshot=snapshot), ports.ScanPart(0, 1)))
+
+
+@scanning.with_fixtures(open_streamable)
+async def positions_last_until_they_are_removed(store: ports.ClaimingStore, streamable: ports.StreamableStore) -> None:
+    """A position has the name, number and time that were set last, until it is removed; others do not change."""
+    names = ("it's a / lake#1 \\ %s", "лед")
+
+    async def set_position(name: str, number: int, now: datetime) -> None:
+        await to_thread.run_sync(streamable.set_stream_position, name, number, now)
+
+    expect_equal(await to_thread.run_sync(streamable.stream_positions), [], "positions of a new store")
+    await set_position(names[1], 2**40, NOW)
+    await set_position(names[0], 7, NOW)
+    await set_position(names[0], 3, NOW + SECOND)
+    expected = [ports.StreamPosition(names[0], 3, NOW + SECOND), ports.StreamPosition(names[1], 2**40, NOW)]
+    positions = await to_thread.run_sync(streamable.stream_positions)
+    expect_equal(list(positions), expected, "positions")
+    expect(all(each.at.utcoffset() == timedelta(0) for each in positions), "times of positions are in UTC")
+    expect(await to_thread.run_sync(streamable.remove_stream_position, names[0]), "an existing position is removed")
+    expect(not await to_thread.run_sync(streamable.remove_stream_position, names[0]), "it is removed once")
+    expect_equal(await to_thread.run_sync(streamable.stream_positions), expected[1:], "positions that remain")
+
+
+@scanning.with_fixtures(open_streamable)
+async def nothing_is_pruned_that_a_stream_has_not_passed(
+    store: ports.ClaimingStore, streamable: ports.StreamableStore
+) -> None:
+    """Retention removes no record from the smallest position on; without positions it removes all that is old."""
+
+    def prune() -> None:
+        for part in streamable.scan_parts("records", 1):
+            streamable.prune_before(part, NOW + 2 * SECOND, NOW + 2 * SECOND)
+
+    async def read_numbers() -> set[int]:
+        rows = await to_thread.run_sync(_read_rows, streamable, "records", 1, ["number", "kind"])
+        return {number for number, kind in rows if kind != ports.RecordKind.PRUNED}
+
+    await store.store_many([message(f"m-{n}") for n in range(4)], NOW)
+    await store.finish(await store.claim_due(NOW + SECOND, 10), ports.Outcome.DELIVERED, NOW)
+    await store.store(message("waits", NOW + 3600 * SECOND), NOW)
+    numbers = sorted(await read_numbers())
+    for name, position in {"slow": numbers[3], "fast": numbers[6]}.items():
+        await to_thread.run_sync(streamable.set_stream_position, name, position, NOW)
+    await to_thread.run_sync(prune)
+    expect_equal(await read_numbers(), set(numbers[3:]), "records after two streams")
+    await to_thread.run_sync(streamable.remove_stream_position, "slow")
+    await to_thread.run_sync(prune)
+    expect_equal(await read_numbers(), set(numbers[6:]), "records after one stream")
+    await to_thread.run_sync(streamable.remove_stream_position, "fast")
+    await to_thread.run_sync(prune)
+    expect_equal(await read_numbers(), set(numbers[8:]), "records without streams")

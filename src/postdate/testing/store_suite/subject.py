@@ -99,6 +99,7 @@ def fixture_with_role(
 open_administrable = fixture_with_role(ports.AdministrableStore)
 open_replacing = fixture_with_role(ports.ReplacingStore)
 open_scannable = fixture_with_role(ports.ScannableStore)
+open_streamable = fixture_with_role(ports.StreamableStore)
 
 
 @asynccontextmanager
