@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, prepare_java_home
 
+from .java import SMALL_DATA  # noqa: TID252
 from .machine import LOOPBACK, until  # noqa: TID252 - as in servers.py
 from .spark_cluster import (  # noqa: TID252
     ENDS_WITHIN_SECONDS,
@@ -34,6 +35,7 @@ def connect_server(cluster: SparkCluster) -> Generator[str]:
     port, home = _free_port(), cluster.directory / "connect"
     home.mkdir()
     conf = {
+        **SMALL_DATA,
         "spark.master": "local[2,4]",
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),

@@ -78,7 +78,7 @@ _SEND = ("send", "orders", "x")
         (("run", "--clock-start", "2026-01-31T12:00Z", "--clock-speed", "0"), "--clock-speed must be above 0"),
         (
             ("pipeline",),
-            "name a subcommand: postdate pipeline audit|delay|forecast|history|schedule|sweep|waiting|migrate",
+            "name a subcommand: postdate pipeline audit|delay|forecast|history|schedule|sweep|waiting|loads|migrate",
         ),
         (("pipeline", "archive", "DIR", "--older-than", "7d"), "`pipeline history DIR` copies every record"),
         (("pipeline", "restore", "DIR", "--id", "m1"), "`pipeline archive` and `pipeline restore` were removed"),
@@ -87,6 +87,9 @@ _SEND = ("send", "orders", "x")
         (("pipeline", "history", "lake", "--trigger", "1s"), "--trigger is for --continuous"),
         (("pipeline", "history", "--positions", "--checkpoint", "x"), "--continuous and --checkpoint need LAKE"),
         (("pipeline", "schedule", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
+        (("pipeline", "schedule", "missing.csv", "--sync"), "--sync needs --load NAME"),
+        (("pipeline", "loads"), "name a subcommand: postdate pipeline loads list|show|diff|undo"),
+        (("pipeline", "loads", "diff", "spring", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
         (("pipeline", "audit", "--html", "no/such/folder.html"), "there is no folder"),
         (("pipeline", "audit", "--html", "s3a://bucket/page.html"), "--html writes a file of this machine"),
         (("pipeline", "audit", "--conf", "spark.ui.enabled"), "with = between them, not 'spark.ui.enabled'"),
@@ -263,7 +266,7 @@ def test_no_command_is_cut_short_in_a_list_of_commands(cli, monkeypatch):
         assert [line for line in listed if line.endswith("...")] == []
         lists += bool(listed)
         groups += [(*group, line.split()[0]) for line in listed if line.startswith("  ") and line[2] != " "]
-    assert lists == 9  # postdate, and its groups
+    assert lists == 10  # postdate, and its groups
 
 
 def test_the_version_is_an_option_too(cli):

@@ -342,6 +342,25 @@ class ReplacesWhatIsBeingDelivered(MemoryStore):
         return await super().replace(key, create_message, now)
 
 
+class ReplacesOnlyTheDueTime(MemoryStore):
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        return await self.reschedule(message.message_id, message.due, now)
+
+
+class ReplacesByIdWhatIsBeingDelivered(MemoryStore):
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        for entry in self._entries.values():
+            entry.token = None
+        return await super().replace_pending(message, now)
+
+
+class StoresWhatItCannotReplace(MemoryStore):
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        if await self.get(message.message_id) is None:
+            self._add(message, now, ports.RecordKind.SCHEDULED)
+        return await super().replace_pending(message, now)
+
+
 class ReplacesByTheFormOfTheId(MemoryStore):
     async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         likely = [id_ for id_ in self._known_ids if KEYED_ID.search(id_) and id_.startswith(f"{key}~")]
@@ -587,6 +606,18 @@ BROKEN_STORES: Broken = {
     "replaces what is delivered": (
         ReplacesWhatIsBeingDelivered,
         "administration.what_is_being_delivered_is_not_replaced",
+    ),
+    "replaces only the due time": (
+        ReplacesOnlyTheDueTime,
+        "administration.a_pending_message_is_replaced_by_its_id",
+    ),
+    "replaces by its id what is being delivered": (
+        ReplacesByIdWhatIsBeingDelivered,
+        "administration.only_what_is_pending_is_replaced_by_its_id",
+    ),
+    "stores what it cannot replace": (
+        StoresWhatItCannotReplace,
+        "administration.only_what_is_pending_is_replaced_by_its_id",
     ),
     "replaces by the form of the id": (ReplacesByTheFormOfTheId, "administration.an_ordinary_id_is_not_replaced"),
     "keeps failures when it replaces": (KeepsFailures, "administration.what_is_replaced_has_all_its_retries"),

@@ -199,12 +199,12 @@ async def test_the_server_says_what_a_diagnosis_needs(place: Place) -> None:
     assert int(facts.version.split(".")[0].split()[0]) >= 13
     assert facts.now is not None
     assert abs(facts.now - now()) < 10 * SECOND
-    assert facts.schema_version == facts.newest_schema_version == 7
+    assert facts.schema_version == facts.newest_schema_version == 8
     assert facts.settings["fsync"] in {"on", "off"}
     assert facts.settings["synchronous_commit"] == "on"
     assert facts.settings["in_recovery"] == "off"
     queues = await place.transport.server_facts()
-    assert (queues.schema_version, queues.settings) == (7, facts.settings)
+    assert (queues.schema_version, queues.settings) == (8, facts.settings)
 
 
 async def test_without_tables_the_server_tells_so(postgres_url: str) -> None:

@@ -269,6 +269,10 @@ class SimulatedZones(SimulatedStore, ports.ReplacingStore):
         )
 
     @override
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        raise AssertionError("only jobs on Spark replace messages by their ids")
+
+    @override
     async def store_keys(self, message_ids: Sequence[str]) -> None:
         raise AssertionError("only migrations keep keys")
 

@@ -157,6 +157,7 @@ class MessageCompletions:
         # Without the headers of an earlier delay: in a queue they would look like headers of this delay.
         retry_headers = messages.strip_delay_headers(headers)
         retry_headers.pop(messages.Headers.WALL_TIME, None)
+        retry_headers.pop(messages.Headers.LOAD, None)  # otherwise --sync would cancel the retry: no table has its id
         if messages.Headers.TRACE_PARENT in retry_headers:
             retry_headers[messages.Headers.START_NEW_TRACE] = "True"
         headers = {messages.Headers.MESSAGE_ID: envelope.message_id, **retry_headers}

@@ -105,7 +105,8 @@ def outgoing_message(
         **content,
         **application_headers,
     }
-    headers.pop(messages.Headers.WALL_TIME, None)  # it belongs to another message, whose headers were copied
+    for name in (messages.Headers.WALL_TIME, messages.Headers.LOAD):
+        headers.pop(name, None)  # it belongs to another message, whose headers were copied
     if span is not None:
         headers[messages.Headers.TIME_TO_BE_RECEIVED] = messages.format_time_span(span)
     if options.expires_at is not None:

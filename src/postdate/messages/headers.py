@@ -32,6 +32,7 @@ class Headers:
     TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
     EXPIRES_AT = "Postdate.ExpiresAt"
     WALL_TIME = "Postdate.WallTime"
+    LOAD = "Postdate.Load"
     EDIT_OF = "Postdate.EditOf"
     EDITED_AS = "Postdate.EditedAs"
     TRACE_PARENT = "traceparent"

@@ -90,10 +90,12 @@ class ReturnResult:
 def delayed_message_of(copy: Envelope, own_id: str, now: datetime) -> DelayedMessage:
     """Return the message that the store sends as soon as the limits allow it. Its header keeps the id of the sender.
 
-    The copy has no wall time, because its due time has passed.
+    The copy has no wall time, because its due time has passed. It belongs to no load: the message of the load has
+    ended, and the copy has an id of its own.
     """
     headers = {Headers.MESSAGE_ID: copy.message_id, **copy.headers}
     headers.pop(Headers.WALL_TIME, None)
+    headers.pop(Headers.LOAD, None)
     expires_at = None if copy.expires_at is None or copy.expires_at < now else copy.expires_at
     return DelayedMessage(own_id, now, copy.destination, headers, copy.body, expires_at)
 

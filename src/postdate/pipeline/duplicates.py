@@ -70,7 +70,7 @@ def find_conflicts(store: OpenStore, messages: pa.RecordBatch, ids: Collection[s
     is_duplicate = pc.is_in(messages.column("message_id"), value_set=pa.array([*ids], pa.string()))
     positions = cast("list[int]", pc.indices_nonzero(is_duplicate).to_pylist())
     rows = messages.filter(is_duplicate)
-    pending = _read_pending(store, ids)
+    pending = read_pending(store, ids)
     doubtful = cast("list[int]", pc.indices_nonzero(pc.invert(_equal_mask(rows, pending))).to_pylist())
     if not doubtful:
         return {}
@@ -94,7 +94,8 @@ def find_duplicate_ids(store: OpenStore, messages: pa.RecordBatch) -> set[str]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read_pending(store: OpenStore, ids: Collection[str]) -> pa.Table:
+def read_pending(store: OpenStore, ids: Collection[str]) -> pa.Table:
+    """Return the pending messages with the given ids, with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`."""
     if not isinstance(store.store, ScannableStore):
         return pa.Table.from_batches([to_columns(_call_each(store, "get", ids))], MESSAGE_COLUMNS)
     scan = Scan("pending", tuple(MESSAGE_COLUMNS.names), ScanFilter(message_ids=tuple(ids)))

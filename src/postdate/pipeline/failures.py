@@ -83,14 +83,16 @@ _REASONS: Final = (
         "{0} has no microseconds in {1}: for nanoseconds, as of pandas, say {2}_ltz(9) or {2}_ntz(9) in the schema",
     ),
     _Reason((re.compile(r"^([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE),), "{}: {}"),
-    # The bridge to Java begins with its own call. The next line has the error of Java.
-    _Reason((re.compile(r"^: (?:[\w$]+\.)*([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE),), "{}: {}"),
 )
 """Reasons in order of preference: the best come first."""
 
 _POLL_SECONDS: Final = 0.1
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z_.]+\] ")
 _SQL_STATE: Final = re.compile(r"SQLSTATE: \w+")
+_JAVA_ERROR: Final = _Reason(
+    (re.compile(r"^: (?:[\w$]+\.)*([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE),), "{}: {}"
+)
+"""An error of Java as the bridge to it shows it: the line before has the call of the bridge."""
 
 
 def failure_cause(error: BaseException) -> str:
@@ -107,7 +109,7 @@ def failure_cause(error: BaseException) -> str:
     state = condition and _SQL_STATE.search(text, condition.end())
     if condition and state:
         return redact_secrets(" ".join(text[condition.start() : state.end()].split()))
-    return redact_secrets(text.strip().partition("\n")[0])
+    return redact_secrets(_JAVA_ERROR.find_last_sentence(text) or text.strip().partition("\n")[0])
 
 
 def wait_and_stop(query: StreamingQuery, subject: str, stop: threading.Event) -> None:

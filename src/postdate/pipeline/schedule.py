@@ -4,6 +4,9 @@ The input is read twice: once to find ids with different content, which needs th
 SQL checks times and texts of rows; Arrow then checks whole batches, and only doubtful rows are checked one by one. A
 store that accepts columns gets them without conversion.
 
+With ``sync``, the messages that wait under the name of a load become those of the table; see
+:mod:`postdate.pipeline.syncing`.
+
 A row is stored unchanged or set aside as a whole. A text that is not UTF-8, or headers that JSON cannot represent, are
 never altered. A row whose id the store knows is compared with what the store has; see
 :mod:`postdate.pipeline.duplicates`. The rows of the input are counted separately from the results, and the sums are
@@ -16,11 +19,12 @@ So the same job can be run again.
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import re
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -35,14 +39,16 @@ from pyspark.sql import types as sql_types
 
 from postdate.core.upkeep.wall_times import ZoneMarkers
 from postdate.core.zones import read_rules
-from postdate.errors import PipelineError, StoreNotSetUp
-from postdate.messages import Headers
+from postdate.errors import PipelineError, PostdateError, StoreNotSetUp
+from postdate.messages import Headers, decode_headers
 from postdate.pipeline import rows as pipeline_rows
+from postdate.pipeline import syncing
 from postdate.pipeline.duplicates import can_compare, find_conflicts, find_duplicate_ids
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.files import ORIGIN, ORIGIN_FIELD
 from postdate.pipeline.frames import persist_frame
 from postdate.pipeline.lapsing import relative_expiry_of
+from postdate.pipeline.loads import cancel_frame, check_load, read_pending_of_load
 from postdate.pipeline.local_time import LocalTimes, ZoneTimes, add_time, differs_from_java
 from postdate.pipeline.outputs import NewFolder, check_new_folder, check_new_path
 from postdate.pipeline.plain import to_plain
@@ -155,10 +161,45 @@ class Rejects:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncResult:
+    """What became of the messages that were pending under a load. Of a dry run: what would become of them.
+
+    Args:
+        unchanged: rows that are equal to the message that is pending.
+        rescheduled: rows of which only the due time differed; the message has the new one.
+        replaced: rows of which anything else differed; the row replaces the message.
+        delivered_meanwhile: rows that differed, and whose message was claimed or delivered, or ended otherwise, before
+            it could be changed.
+        cancelled: messages that were pending and not in the table.
+        not_cancelled: messages that were pending and not in the table, and that were claimed or delivered, or ended
+            otherwise, before they could be cancelled.
+        retained: messages that are not in the table and stay, because rows were set aside: the table is incomplete.
+        samples: of a dry run, up to ten messages that would be ``rescheduled``, ``replaced`` and ``cancelled``.
+    """
+
+    unchanged: int = 0
+    rescheduled: int = 0
+    replaced: int = 0
+    delivered_meanwhile: int = 0
+    cancelled: int = 0
+    not_cancelled: int = 0
+    retained: int = 0
+    samples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(
+        default_factory=dict[str, tuple[Mapping[str, Any], ...]]
+    )
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the table that these counts are about."""
+        return self.unchanged + self.rescheduled + self.replaced + self.delivered_meanwhile
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleResult:
     """Result of a schedule job.
 
-    ``read`` is the sum of ``accepted``, ``already_there``, ``conflicting`` and all of ``set_aside``.
+    ``read`` is the sum of ``accepted``, ``already_there``, ``conflicting`` and all of ``set_aside``; with ``sync`` also
+    of its ``unchanged``, ``rescheduled``, ``replaced`` and ``delivered_meanwhile``.
 
     Args:
         read: rows of the input, counted separately from the results.
@@ -176,6 +217,8 @@ class ScheduleResult:
         is_dry_run: nothing was stored: ``accepted`` counts the messages that would be.
         sample: of a dry run, up to ten messages that would be stored, as texts.
         rejected_sample: of a dry run, up to ten rows that would not be stored, as texts with ``reason`` and ``detail``.
+        load: name of the load; ``None``: the messages belong to no load.
+        sync: what became of the messages that were pending under the load; ``None`` without ``sync``.
     """
 
     read: int
@@ -190,6 +233,8 @@ class ScheduleResult:
     is_dry_run: bool = False
     sample: tuple[Mapping[str, Any], ...] = ()
     rejected_sample: tuple[Mapping[str, Any], ...] = ()
+    load: str | None = None
+    sync: SyncResult | None = None
 
     @property
     def rows_per_second(self) -> float:
@@ -219,6 +264,9 @@ class ScheduleJob:
         dry_run: read and check everything, and store nothing. No rejected rows and no report are written.
         expected_rows: number of rows of the input, as another reader has counted them; see
             :func:`postdate.pipeline.counting.count_rows`. Without it, the rows are only counted in a pass of their own.
+        load: name of the load that the messages belong to, at most 200 characters; ``None``: of no load.
+        sync: make the pending messages of the load equal to the table: store, reschedule, replace and cancel. Nothing
+            is cancelled if a row is set aside. An input without rows is refused.
     """
 
     store: StoreSpec
@@ -231,8 +279,14 @@ class ScheduleJob:
     unused: tuple[str, ...] = ()
     dry_run: bool = False
     expected_rows: int | None = None
+    load: str | None = None
+    sync: bool = False
 
     def __post_init__(self) -> None:
+        if self.load is not None:
+            check_load(self.load)
+        elif self.sync:
+            raise PipelineError("sync needs the name of a load: the messages under this name become those of the table")
         if self.report is not None:
             check_new_path(self.report, _REPORT)
 
@@ -248,7 +302,8 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         job: see :class:`ScheduleJob`.
 
     Returns:
-        Counts of all rows. If Spark repeats a task, messages that its first attempt stored count as already there.
+        Counts of all rows. If Spark repeats a task, messages that its first attempt stored count as already there, and
+        those that it changed as unchanged.
 
     Raises:
         PipelineError: a column is missing, misspelt or of a wrong type, or a folder exists or cannot be written;
@@ -269,27 +324,43 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
                 f"another reader counts {job.expected_rows:,} rows in the input, and Spark reads {read:,}; nothing was "
                 f"stored"
             )
+        if job.sync and not read:
+            raise PipelineError(
+                f"the input has no rows, so every message of the load {job.load!r} would be cancelled: if you mean "
+                f"that, use `postdate pipeline loads undo`"
+            )
         rows = _select_messages(messages, columns, zone_times, limit)
         candidates = checksums.where("id_checksum IS NOT NULL").select("id_checksum")
-        if candidates.count():
+        may_repeat = bool(candidates.count())
+        if may_repeat:
             rows = _mark_conflicts(rows, candidates, limit)
-            if job.dry_run:  # Rows with one id come to one task, which counts them.
+            if job.dry_run and not job.sync:  # Rows with one id come to one task, which counts them.
                 rows = rows.repartition("message_id")
-        handling = (
-            partial(_check_all, job.store if is_set_up else None, limit)
-            if job.dry_run
-            else partial(_store_all, job.store, job.now, job.batch)
-        )
-        outcomes = persist_frame(
-            stack, rows.mapInArrow(handling, pipeline_rows.spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY
-        )
-        result = replace(_result(outcomes, job, folders, started), unused=unused)
-    if result.read != read:
-        raise PipelineError(
-            f"the input had {read:,} rows when they were counted, and {result.read:,} when they were stored: it gives "
-            f"other rows each time it is read. What was stored stays; cache the input, and run the job again"
-        )
+        if job.sync:
+            # Without a checkpoint, Spark optimizes all expressions about times and headers again for each comparison,
+            # which takes minutes. If an executor dies with its part, the job fails, and can be run again.
+            checked = _check_rows(rows, limit, job.load).localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
+            outcomes, sync = _sync(stack, checked, read, job, is_set_up=is_set_up, may_repeat=may_repeat)
+        else:
+            handling = (
+                partial(_check_all, job.store if is_set_up else None, limit, job.load)
+                if job.dry_run
+                else partial(_store_all, job.store, job.now, job.batch, job.load)
+            )
+            outcomes, sync = rows.mapInArrow(handling, pipeline_rows.spark_schema(_OUTCOME_ARROW)), None
+        outcomes = persist_frame(stack, outcomes, StorageLevel.DISK_ONLY)
+        result = replace(_result(outcomes, job, folders, sync, started), unused=unused)
+    _check_same_number(read, result.read, "what was stored stays")
     return result
+
+
+def _check_same_number(counted: int, handled: int, state: str) -> None:
+    """Raise PipelineError if the input had other rows when it was read again."""
+    if counted != handled:
+        raise PipelineError(
+            f"the input had {counted:,} rows when they were counted, and {handled:,} when they were read again: it "
+            f"gives other rows each time it is read; {state}. Cache the input, and run the job again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +389,8 @@ def _prepare_store(spark: SparkSession, job: ScheduleJob) -> tuple[int, ZoneTime
                 "%s does not show its messages: rows whose ids it knows are not compared with them",
                 type(store.store).__name__,
             )
+        if job.sync:
+            syncing.check_syncable(store)
         limit, local_times = store.largest_message_bytes, job.local_times
         if local_times is None:
             return limit, None, is_set_up
@@ -608,26 +681,26 @@ def _mark_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> DataF
 def _select_good(limit: int, batches: pipeline_rows.Batches) -> pipeline_rows.Batches:
     """Return the rows that are messages, with their headers in the one form in which they are stored."""
     for batch in batches:
-        yield pipeline_rows.split_columns(_add_wall_times(batch), limit)[0]
+        yield pipeline_rows.split_columns(_add_own_headers(batch, None), limit)[0]
 
 
 # --- storing: on the executors ---------------------------------------------------------------------------------------
 
 
 def _store_all(
-    spec: StoreSpec, now: datetime, batch_size: int | None, batches: pipeline_rows.Batches
+    spec: StoreSpec, now: datetime, batch_size: int | None, load: str | None, batches: pipeline_rows.Batches
 ) -> pipeline_rows.Batches:
     """Store the rows of a task. The task receives the address of a store, never a connection."""
     with open_in_task(spec) as store:
         rows_at_once = batch_size or store.rows_at_once
         for batch in batches:
             for start in range(0, batch.num_rows, rows_at_once):
-                yield _store(store, batch.slice(start, rows_at_once), now)
+                yield _store(store, batch.slice(start, rows_at_once), now, load)
 
 
-def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
+def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime, load: str | None) -> pa.RecordBatch:
     """Store one batch in one transaction. Return its counts in the first row, then the rows that were not stored."""
-    good, messages, bad_rows, rejected = _split(batch, store.largest_message_bytes)
+    good, messages, bad_rows, rejected = _split(batch, store.largest_message_bytes, load)
     report = store.store_batch(messages, now)
     conflicts = find_conflicts(store, messages, {*report.duplicate_ids})
     already_there = len(report.duplicate_ids) - len(conflicts)
@@ -636,13 +709,15 @@ def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordB
     return pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_ARROW)
 
 
-def _check_all(spec: StoreSpec | None, limit: int, batches: pipeline_rows.Batches) -> pipeline_rows.Batches:
+def _check_all(
+    spec: StoreSpec | None, limit: int, load: str | None, batches: pipeline_rows.Batches
+) -> pipeline_rows.Batches:
     """Check the rows of a task as :func:`_store_all` does, and store nothing. ``spec``: ``None`` for an empty store."""
     with ExitStack() as stack:
         store = None if spec is None else stack.enter_context(open_in_task(spec))
         earlier_ids, samples = set[str](), _SAMPLE_ROWS
         for batch in batches:
-            good, messages, bad_rows, rejected = _split(batch, limit)
+            good, messages, bad_rows, rejected = _split(batch, limit, load)
             duplicate_ids = set[str]() if store is None else find_duplicate_ids(store, messages)
             conflicts = {} if store is None else find_conflicts(store, messages, duplicate_ids)
             ids, new_positions = cast("list[str]", messages.column("message_id").to_pylist()), list[int]()
@@ -663,30 +738,50 @@ def _check_all(spec: StoreSpec | None, limit: int, batches: pipeline_rows.Batche
 
 
 def _split(
-    batch: pa.RecordBatch, limit: int
+    batch: pa.RecordBatch, limit: int, load: str | None
 ) -> tuple[pa.RecordBatch, pa.RecordBatch, list[pipeline_rows.BadRow], list[dict[str, Any]]]:
     """Return the rows without a reason, the messages of them, the others of them, and the rows with a reason."""
     is_good = pipeline_rows.pc.is_null(batch.column("reason"))
     good = batch.filter(is_good)
-    messages, bad_rows = pipeline_rows.split_columns(_add_wall_times(good), limit)
+    messages, bad_rows = pipeline_rows.split_columns(_add_own_headers(good, load), limit)
     return good, messages, bad_rows, _rejected_rows(batch.filter(pipeline_rows.pc.invert(is_good)))
 
 
-def _add_wall_times(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows whose headers have the wall time of the row, if it has one. Headers that are no object stay."""
+def _add_own_headers(batch: pa.RecordBatch, load: str | None) -> pa.RecordBatch:
+    """Return rows whose headers have the wall time of the row, if it has one, and the load, if there is one.
+
+    Headers that are no object stay. A row that has the header of another load gets a second one, and is refused for it.
+    """
     wall_times, headers = (cast("Any", batch.column(name)) for name in ("wall_time", "headers"))
-    if wall_times.null_count == batch.num_rows:
-        return batch
-    pair = pipeline_rows.pc.binary_join_element_wise(f'{{"{Headers.WALL_TIME}":"', wall_times, '"', "")
-    objects = pipeline_rows.pc.replace_substring_regex(
-        pipeline_rows.pc.fill_null(headers, "{}"), r"\A[ \t\r\n]*\{[ \t\r\n]*", "{"
-    )
-    remainder = pipeline_rows.pc.binary_replace_slice(objects.cast(pa.binary()), 0, 1, b"").cast(pa.string())
-    separator = pipeline_rows.pc.if_else(pipeline_rows.pc.starts_with(remainder, "}"), "", ",")
-    joined = pipeline_rows.pc.binary_join_element_wise(pair, separator, remainder, "")
-    is_changed = pipeline_rows.pc.and_(wall_times.is_valid(), pipeline_rows.pc.starts_with(objects, "{"))
-    position = batch.schema.get_field_index("headers")
-    return batch.set_column(position, "headers", pipeline_rows.pc.if_else(is_changed, joined, headers))
+    if load is not None:
+        pair = f'"{Headers.LOAD}":{json.dumps(load, ensure_ascii=False)}'
+        pairs = pipeline_rows.pc.if_else(pa.array(_has_load(headers, load), pa.bool_()), None, pair)
+        headers = _add_pairs(headers, pairs)
+    if wall_times.null_count < batch.num_rows:
+        pairs = pipeline_rows.pc.binary_join_element_wise(f'"{Headers.WALL_TIME}":"', wall_times, '"', "")
+        headers = _add_pairs(headers, pairs)
+    return batch.set_column(batch.schema.get_field_index("headers"), "headers", headers)
+
+
+def _has_load(headers: Any, load: str) -> list[bool]:
+    """Return for each row whether its headers name this load already, as those of a row that was read from a store."""
+    may_have_load = pipeline_rows.pc.match_substring(pipeline_rows.pc.fill_null(headers, ""), Headers.LOAD)
+    has_load = [False] * len(headers)
+    for position in cast("list[int]", pipeline_rows.pc.indices_nonzero(may_have_load).to_pylist()):
+        with suppress(PostdateError):  # Such headers are refused later, with their row.
+            has_load[position] = decode_headers(headers[position].as_buffer().to_pybytes()).get(Headers.LOAD) == load
+    return has_load
+
+
+def _add_pairs(headers: Any, pairs: Any) -> Any:
+    """Return headers, as JSON objects, that begin with the given name and value; null pairs add nothing."""
+    pc = pipeline_rows.pc
+    objects = pc.replace_substring_regex(pc.fill_null(headers, "{}"), r"\A[ \t\r\n]*\{[ \t\r\n]*", "{")
+    remainder = pc.binary_replace_slice(objects.cast(pa.binary()), 0, 1, b"").cast(pa.string())
+    separator = pc.if_else(pc.starts_with(remainder, "}"), "", ",")
+    joined = pc.binary_join_element_wise("{", pairs, separator, remainder, "")
+    is_changed = pc.and_(pairs.is_valid(), pc.starts_with(objects, "{"))
+    return pc.if_else(is_changed, joined, headers)
 
 
 def _rejected_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -801,12 +896,173 @@ _DETAILS: Mapping[str, str] = {
 }
 
 
+# --- making a load equal to the table ---------------------------------------------------------------------------------
+
+
+_CHECKED_ARROW = pa.unify_schemas([pipeline_rows.MESSAGE_COLUMNS, syncing.SIGNATURE])
+_SYNC_COUNTS = ("unchanged", syncing.RESCHEDULED, syncing.REPLACED, "delivered_meanwhile", "cancelled", "not_cancelled")
+_SYNC_ARROW = pa.unify_schemas([_OUTCOME_ARROW, pa.schema([(name, pa.int64()) for name in _SYNC_COUNTS])])
+_SYNC_SCHEMA = pipeline_rows.spark_schema(_SYNC_ARROW)
+
+
+def _check_rows(rows: DataFrame, limit: int, load: str | None) -> DataFrame:
+    """Return each row either as ``rejected``, an outcome, or as ``message``, with the columns of a message to store.
+
+    A message also has its signature and its origin.
+    """
+    rejected = f"struct<{_in_struct(_OUTCOME_ARROW)}>"
+    message = f"struct<{_in_struct(_CHECKED_ARROW)}, origin: {ORIGIN_FIELD.dataType.simpleString()}>"
+    return rows.mapInArrow(partial(_check_batches, limit, load), f"rejected {rejected}, message {message}")
+
+
+def _in_struct(schema: pa.Schema) -> str:
+    return ", ".join(f"{name}: {spark_type}" for name, spark_type in pipeline_rows.spark_types(schema).items())
+
+
+def _check_batches(limit: int, load: str | None, batches: pipeline_rows.Batches) -> pipeline_rows.Batches:
+    rejected_type = pa.struct(cast("Any", list(_OUTCOME_ARROW)))
+    for batch in batches:
+        good, messages, bad_rows, rejected = _split(batch, limit, load)
+        rejected_rows = pa.array([*rejected, *_refused_rows(good, bad_rows)], rejected_type)
+        origins = _take_origins(good, messages)
+        message_type = pa.struct(cast("Any", [*_CHECKED_ARROW, pa.field("origin", origins.type)]))
+        columns = cast("list[Any]", [*messages.columns, *syncing.signature_columns(messages), origins])
+        checked = pa.StructArray.from_arrays(columns, fields=list(message_type))
+        names = ["rejected", "message"]
+        yield pa.RecordBatch.from_arrays([rejected_rows, pa.nulls(len(rejected_rows), message_type)], names)
+        yield pa.RecordBatch.from_arrays([pa.nulls(len(checked), rejected_type), checked], names)
+
+
+def _take_origins(good: pa.RecordBatch, messages: pa.RecordBatch) -> Any:
+    """Return the origins of messages that :func:`_split` has put into another order. Equal rows have the first one."""
+    origins = cast("Any", good.column("origin"))
+    if origins.null_count == len(origins):
+        return cast("Any", pa.nulls(messages.num_rows, origins.type))
+    places = pipeline_rows.pc.index_in(messages.column("message_id"), value_set=good.column("message_id"))
+    return origins.take(places)
+
+
+def _sync(
+    stack: ExitStack, checked: DataFrame, read: int, job: ScheduleJob, *, is_set_up: bool, may_repeat: bool
+) -> tuple[DataFrame, SyncResult]:
+    """Return the frame that changes the store when it is computed, and the number of messages that it retains.
+
+    All comparisons end before the first change. A run that was killed is repeated from the beginning, and its
+    comparison finds only what is not done yet.
+    """
+    assert job.load is not None
+    spark, ids = checked.sparkSession, F.col("message.message_id")
+    distinct = F.count_distinct(ids) if may_repeat else F.count(ids)
+    totals = checked.agg(
+        F.count("rejected").alias("rejected"), F.count("message").alias("messages"), distinct.alias("ids")
+    ).collect()[0]
+    _check_same_number(read, totals["rejected"] + totals["messages"], "nothing was changed")
+    messages = checked.where("message IS NOT NULL").select("message.*")
+    if may_repeat:  # Rows with one id are equal here: those with different content are rejected.
+        messages = messages.dropDuplicates(["message_id"])
+    plan = persist_frame(
+        stack,
+        syncing.plan_changes(
+            messages.select("message_id", *syncing.SIGNATURE.names),
+            _read_waiting(stack, spark, job, is_set_up=is_set_up),
+        ).where(F.col("action") != syncing.UNCHANGED),
+    )
+    planned = {row["action"]: row["count"] for row in plan.groupBy("action").count().collect()}
+    removed_count = planned.get(syncing.REMOVED, 0)
+
+    planned_rows = plan.where(F.col("action") == syncing.CHANGED).select("message_id", "was_waiting")
+    changing = partial(_change_all, job.store if is_set_up else None, job.now, job.batch, dry_run=job.dry_run)
+    outcomes = messages.join(planned_rows, "message_id").mapInArrow(changing, _SYNC_SCHEMA)
+    counts = {
+        "outcome": _COUNTS,
+        "stored": 0,
+        "already_there": totals["messages"] - totals["ids"],
+        "unchanged": totals["ids"] - planned.get(syncing.CHANGED, 0),
+    }
+    outcomes = outcomes.union(spark.createDataFrame(pa.Table.from_pylist([counts], schema=_SYNC_ARROW), _SYNC_SCHEMA))
+    if totals["rejected"]:
+        rejected = checked.where("rejected IS NOT NULL").select("rejected.*")
+        return outcomes.unionByName(rejected, allowMissingColumns=True), SyncResult(retained=removed_count)
+    if removed_count:
+        removed = plan.where(F.col("action") == syncing.REMOVED)
+        outcomes = outcomes.unionByName(_cancel(removed, job), allowMissingColumns=True)
+    return outcomes, SyncResult()
+
+
+def _read_waiting(stack: ExitStack, spark: SparkSession, job: ScheduleJob, *, is_set_up: bool) -> DataFrame:
+    """Return what waits under the load of a job, each message once."""
+    if not is_set_up:
+        return spark.createDataFrame([], pipeline_rows.spark_schema(syncing.WAITING))
+    assert job.load is not None
+    columns, convert = pipeline_rows.MESSAGE_COLUMNS.names, partial(syncing.waiting_of_load, job.load)
+    waiting = read_pending_of_load(stack, spark, job.store, columns, convert, syncing.WAITING)
+    # A message that is rescheduled meanwhile may be read twice where the store has no snapshots.
+    return waiting.dropDuplicates(["message_id"])
+
+
+def _cancel(removed: DataFrame, job: ScheduleJob) -> DataFrame:
+    """Return outcomes of cancelling the messages that are not in the table."""
+    if job.dry_run:
+        count = F.count("*").alias("cancelled")
+        counts = removed.agg(count).select(F.lit(_COUNTS).alias("outcome"), "cancelled")
+        due = F.date_format(F.timestamp_micros("due_at"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX").alias("due")
+        texts = [F.lit(_SAMPLE).alias("outcome"), F.lit("cancelled").alias("reason"), "message_id", "destination", due]
+        sample = removed.orderBy("message_id").limit(_SAMPLE_ROWS).select(*texts)
+        return counts.unionByName(sample, allowMissingColumns=True)
+    cancelled = cancel_frame(removed.select("message_id"), job.store, job.now)
+    return cancelled.select(F.lit(_COUNTS).alias("outcome"), "cancelled", F.col("delivered").alias("not_cancelled"))
+
+
+def _change_all(
+    spec: StoreSpec | None,
+    now: datetime,
+    batch_size: int | None,
+    batches: pipeline_rows.Batches,
+    *,
+    dry_run: bool,
+) -> pipeline_rows.Batches:
+    """Store or change the messages of a task. ``spec``: ``None`` for an empty store, only in a dry run."""
+    with ExitStack() as stack:
+        store = None if spec is None else stack.enter_context(open_in_task(spec))
+        samples: dict[str | None, int] = dict.fromkeys(
+            (None, syncing.RESCHEDULED, syncing.REPLACED), _SAMPLE_ROWS if dry_run else 0
+        )
+        for batch in batches:
+            rows_at_once = batch_size or (batch.num_rows if store is None else store.rows_at_once)
+            for start in range(0, batch.num_rows, max(rows_at_once, 1)):
+                rows = batch.slice(start, rows_at_once)
+                messages = rows.select(pipeline_rows.MESSAGE_COLUMNS.names)
+                was_waiting = cast("list[bool]", rows.column("was_waiting").to_pylist())
+                changes = syncing.change_messages(store, messages, was_waiting, now, dry_run=dry_run)
+                positions: dict[str | None, list[int]] = {
+                    None: changes.stored,
+                    syncing.RESCHEDULED: changes.rescheduled,
+                    syncing.REPLACED: changes.replaced,
+                }
+                counts = {name: len(getattr(changes, name)) for name in _SYNC_COUNTS[:4]}
+                counts |= {"stored": len(changes.stored), "already_there": len(changes.already_there)}
+                outcomes: list[dict[str, Any]] = [{"outcome": _COUNTS, **counts}]
+                for reason, places in positions.items():
+                    shown = messages.take(pa.array(places[: samples[reason]], pa.int64()))
+                    samples[reason] -= shown.num_rows
+                    texts = pipeline_rows.texts_of(shown)
+                    outcomes += [{"outcome": _SAMPLE, "reason": reason, **each} for each in texts]
+                outcomes += [
+                    _row_of(rows, position, _CONFLICTING, CONFLICTS_WITH_STORE, detail)
+                    for position, detail in changes.conflicts.items()
+                ]
+                yield pa.RecordBatch.from_pylist(outcomes, schema=_SYNC_ARROW)
+
+
 # --- result: on the driver -------------------------------------------------------------------------------------------
 
 
-def _result(outcomes: DataFrame, job: ScheduleJob, folders: _Folders, started: float) -> ScheduleResult:
+def _result(
+    outcomes: DataFrame, job: ScheduleJob, folders: _Folders, sync: SyncResult | None, started: float
+) -> ScheduleResult:
+    summed = ("stored", "already_there", *(() if sync is None else _SYNC_COUNTS))
     counts = outcomes.groupBy("outcome", "reason").agg(
-        F.count("*").alias("rows"), F.sum("stored").alias("stored"), F.sum("already_there").alias("already_there")
+        F.count("*").alias("rows"), *(F.sum(name).alias(name) for name in summed)
     )
     rows = {(row["outcome"], row["reason"]): row for row in counts.collect()}
     seconds = time.perf_counter() - started
@@ -816,21 +1072,31 @@ def _result(outcomes: DataFrame, job: ScheduleJob, folders: _Folders, started: f
         reason: row["rows"] for (outcome, reason), row in sorted(rows.items(), key=str) if outcome == _REJECTED
     }
     conflicting = sum(row["rows"] for (outcome, _), row in rows.items() if outcome == _CONFLICTING)
+    if sync is not None and total is not None:
+        sync = replace(sync, **{name: total[name] or 0 for name in _SYNC_COUNTS})
     result = ScheduleResult(
-        read=accepted + already_there + conflicting + sum(set_aside.values()),
+        read=accepted + already_there + conflicting + sum(set_aside.values()) + (0 if sync is None else sync.rows),
         accepted=accepted,
         already_there=already_there,
         conflicting=conflicting,
         set_aside=set_aside,
         seconds=seconds,
+        load=job.load,
+        sync=sync,
     )
     rejected = outcomes.where(F.col("outcome").isin(_REJECTED, _CONFLICTING))
     if job.dry_run:
         sample = outcomes.where(F.col("outcome") == _SAMPLE)
+        if sync is not None:
+            samples = {
+                reason: _sample(sample.where(F.col("reason") == reason), WRITTEN_COLUMNS)
+                for reason in (syncing.RESCHEDULED, syncing.REPLACED, "cancelled")
+            }
+            result = replace(result, sync=replace(sync, samples=samples))
         return replace(
             result,
             is_dry_run=True,
-            sample=_sample(sample, WRITTEN_COLUMNS),
+            sample=_sample(sample.where("reason IS NULL"), WRITTEN_COLUMNS),
             rejected_sample=_sample(rejected, _REJECTED_COLUMNS[:-1]),
         )
     if (set_aside or conflicting) and folders.rejected is not None:
@@ -862,6 +1128,7 @@ def _write_report(spark: SparkSession, result: ScheduleResult, folder: NewFolder
     rows: list[tuple[str, str | None, int]] = [
         ("accepted", None, result.accepted),
         ("already_there", None, result.already_there),
+        *([] if result.sync is None else [(name, None, getattr(result.sync, name)) for name in _SYNC_COUNTS]),
         *([("conflicting", CONFLICTS_WITH_STORE, result.conflicting)] if result.conflicting else []),
         *(("set_aside", reason, count) for reason, count in result.set_aside.items()),
     ]

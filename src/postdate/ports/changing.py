@@ -125,7 +125,29 @@ KEYED: Final = "under a key"
 
 
 class ReplacingStore(ABC):
-    """A store that keeps one pending message for each key: a later message replaces the one before."""
+    """A store that replaces pending messages: each by its id, or the one that waits under a key."""
+
+    @abstractmethod
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        """Replace the pending message that has the id of ``message``, in one transaction.
+
+        The new message has all its retries. A process that is killed during the call leaves the old message or the new
+        one, and never none.
+
+        Args:
+            message: due time, destination, headers, body and expiry are all replaced.
+            now: time of the record; aware.
+
+        Returns:
+            ``False`` if no message with this id is pending, or if it is being dispatched.
+
+        Raises:
+            MessageTooLarge, StoreUnavailable: nothing was done.
+
+        Guarantees:
+            administration.a_pending_message_is_replaced_by_its_id, only_what_is_pending_is_replaced_by_its_id,
+            what_is_too_large_replaces_nothing.
+        """
 
     @abstractmethod
     async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:

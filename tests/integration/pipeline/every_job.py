@@ -28,6 +28,7 @@ from postdate.pipeline.dispatching import SweepSpec
 from postdate.pipeline.files import read_input
 from postdate.pipeline.forecast import forecast, forecast_frame
 from postdate.pipeline.history import read_history, write_history
+from postdate.pipeline.loads import list_loads, show_load, undo_load
 from postdate.pipeline.migrate import MigrateJob, migrate, preview
 from postdate.pipeline.schedule import Rejects, ScheduleJob, schedule
 from postdate.pipeline.source import register
@@ -102,6 +103,22 @@ def _schedule(spark: SparkSession, folder: Path) -> Any:
         "rejected": sorted(row["message_id"] for row in rejected),
         "report": sorted([row["outcome"], row["reason"] or "", row["rows"]] for row in reported),
     }
+
+
+def _loads(spark: SparkSession, folder: Path) -> Any:
+    """Sync a load with a table, then with another one; list, show and undo it."""
+    spec = _store_in(folder)
+    job = ScheduleJob(spec, NOW, load="plan", sync=True)
+    first = schedule(spark.range(50).selectExpr(*_MESSAGE), job)
+    second = schedule(spark.range(10, 60).selectExpr(*_MESSAGE[:3]), job)
+    assert first.sync is not None
+    assert second.sync is not None
+    shown, undone = show_load(spark, spec, "plan"), undo_load(spark, spec, "plan", NOW)
+    return [
+        [first.accepted, first.sync.unchanged],
+        [second.accepted, second.sync.replaced, second.sync.cancelled],
+        [shown.load.messages, undone.cancelled, len(list_loads(spark, spec).loads)],
+    ]
 
 
 def _forecast(spark: SparkSession, folder: Path) -> Any:
@@ -242,6 +259,7 @@ def _stream_of_records(spark: SparkSession, folder: Path) -> Any:
 
 JOBS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "schedule": _schedule,
+    "schedule with sync, and loads": _loads,
     "forecast": _forecast,
     "audit": _audit,
     "sweep": _sweep,

@@ -1,6 +1,7 @@
 """A job ends right although a Python worker is killed, or the store is away for some seconds."""
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,7 +28,6 @@ from postdate.pipeline.rows import INSTANT, split_columns
 from postdate.pipeline.schedule import ScheduleJob, schedule
 from postdate.pipeline.stores import StoreSpec, open_in_task, open_spec, retry_call
 
-AWAY_SECONDS = 3.0
 MESSAGE = (
     "concat('m-', id) AS message_id",
     "'orders' AS destination",
@@ -60,9 +60,10 @@ def count_stored(url: str, spec: StoreSpec) -> int:
     return rows[0][0]
 
 
-def go_away(link: FaultyLink, seconds: float = AWAY_SECONDS) -> None:
+def go_away(link: FaultyLink, chance: random.Random) -> None:
+    """Cut the link for one to three seconds. How long an outage lasts does not depend on who waits for its end."""
     link.cut()
-    threading.Event().wait(seconds)
+    threading.Event().wait(1 + 2 * chance.random())
     link.restore()
 
 
@@ -78,7 +79,12 @@ def test_a_killed_python_worker_does_not_end_a_job(spark: SparkSession) -> None:
 
 
 def test_a_schedule_waits_for_a_store_that_is_away(
-    spark: SparkSession, postgres: StoreSpec, postgres_url: str, link: FaultyLink, eventually: Eventually
+    spark: SparkSession,
+    postgres: StoreSpec,
+    postgres_url: str,
+    link: FaultyLink,
+    eventually: Eventually,
+    chance: random.Random,
 ) -> None:
     with open_spec(postgres, create=True) as store:
         store.setup()
@@ -87,7 +93,7 @@ def test_a_schedule_waits_for_a_store_that_is_away(
     def interrupt() -> None:
         eventually(lambda: count_stored(postgres_url, postgres) >= 100, "the first batches are stored")
         interruptions.append(count_stored(postgres_url, postgres))
-        go_away(link)
+        go_away(link, chance)
 
     interruptions = list[int]()
     with ExitStack() as stack:
@@ -102,12 +108,14 @@ def test_a_schedule_waits_for_a_store_that_is_away(
     assert (counts.scheduled, counts.pending, counts.lost, counts.duplicated) == (6_000, 6_000, 0, 0)
 
 
-def test_a_scan_waits_for_a_store_that_is_away(spark: SparkSession, postgres: StoreSpec, link: FaultyLink) -> None:
+def test_a_scan_waits_for_a_store_that_is_away(
+    spark: SparkSession, postgres: StoreSpec, link: FaultyLink, chance: random.Random
+) -> None:
     with open_spec(postgres, create=True) as store:
         store.setup()
     schedule(spark.range(100).selectExpr(*MESSAGE), ScheduleJob(postgres, datetime(2030, 5, 1, tzinfo=UTC)))
     frame = scan_frame(spark, postgres, "pending", ("message_id",), scan_parts(postgres, "pending", 2))
-    away = threading.Thread(target=go_away, args=[link])
+    away = threading.Thread(target=go_away, args=[link, chance])
     away.start()
     assert frame.count() == 100
     away.join()
@@ -144,13 +152,13 @@ def test_only_transient_errors_are_repeated() -> None:
 
 
 def test_a_task_that_stores_goes_on_where_the_store_went_away(
-    postgres: StoreSpec, postgres_url: str, link: FaultyLink
+    postgres: StoreSpec, postgres_url: str, link: FaultyLink, chance: random.Random
 ) -> None:
     """As the task of a schedule, without Spark: the store is away between two of its batches."""
     with open_spec(postgres, create=True) as store:
         store.setup()
     due = pa.array([datetime(2030, 5, 1, 12, tzinfo=UTC)] * 10, INSTANT)
-    away = threading.Thread(target=go_away, args=[link])
+    away = threading.Thread(target=go_away, args=[link, chance])
     with open_in_task(postgres) as store:
         for first in (0, 10, 20):
             ids = pa.array([f"m-{n}" for n in range(first, first + 10)])

@@ -39,6 +39,7 @@ def driver(cluster: SparkCluster) -> Iterator[SparkDriver]:
     conf = {
         **java.SMALL_DATA,
         **java.PATIENCE,
+        "spark.sql.shuffle.partitions": "2",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": (cluster.directory / "events").as_uri(),
         "spark.eventLog.compress": "false",

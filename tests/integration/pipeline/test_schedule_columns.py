@@ -214,7 +214,7 @@ def test_rows_that_change_between_the_passes_are_told(
             yield batch.slice(1 if again else 0)
 
     rows = table(spark, ("a", None, "x"), ("b", None, "y")).coalesce(1)
-    with pytest.raises(PipelineError, match="had 2 rows when they were counted, and 1 when they were stored"):
+    with pytest.raises(PipelineError, match="had 2 rows when they were counted, and 1 when they were read again"):
         schedule(rows.mapInArrow(other_rows, rows.schema), ScheduleJob(postgres, now))
 
 
@@ -340,7 +340,7 @@ def test_a_task_that_dies_and_runs_again_stores_nothing_twice(
     """It dies after a commit that Spark was not told of; Spark runs it again from the beginning."""
     with open_spec(postgres, create=True) as store:
         store.setup()
-    task = partial(_store_all, postgres, now, 70)
+    task = partial(_store_all, postgres, now, 70, None)
     dying = task(iter(task_rows))
     for _ in range(5):
         next(dying)
@@ -355,7 +355,7 @@ def test_a_task_that_runs_twice_at_once_stores_nothing_twice(
 ) -> None:
     with open_spec(postgres, create=True) as store:
         store.setup()
-    task = partial(_store_all, postgres, now, 20)
+    task = partial(_store_all, postgres, now, 20, None)
     with ThreadPoolExecutor(2) as both:
         told = list(both.map(lambda _: counted(task(iter(task_rows))), range(2)))
     assert told[0] + told[1] == Counter(stored=1_000, already_there=1_000)

@@ -18,6 +18,7 @@ from postdate.backends.sql.retention import AgeCondition
 from postdate.backends.sql.row_locks.parts import MessageRow, to_row
 from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.clock import from_microseconds, to_microseconds
+from postdate.messages import DelayedMessage
 from postdate.ports import OldSnapshot, RecordKind, ReplacingStore, ScanPart
 from postdate.ports.changing import CreateMessage, KeyedIds
 from postdate.ports.scanning import PRUNED_ID, PrunableStore, PrunedCounts
@@ -85,6 +86,22 @@ class MariaDbStore(LockingStore, PrunableStore, ReplacingStore):
             pass
         self._next_due.announce(row.due)
         return row.message_id
+
+    @override
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        row, at, tables = to_row(message, self._capabilities.largest_message_bytes), to_microseconds(now), self._tables
+        assert isinstance(tables, MariaDbTables)
+
+        def replace(session: MariaDbSession) -> bool:
+            pending_row = tables.lock(session, row.message_id)
+            if pending_row is None or pending_row.holder is not None:
+                return False
+            tables.replace(session, pending_row, row, at)
+            return True
+
+        if done := await self._pool.transaction(replace):
+            self._next_due.announce(row.due)
+        return done
 
     @override
     async def store_keys(self, message_ids: Sequence[str]) -> None:

@@ -219,7 +219,18 @@ class MemoryStore(ports.ClaimingStore, ports.AdministrableStore, ports.Replacing
             await self.store_keys([message.message_id])
             return message.message_id
         stored_at = next(each.at for each in self._records if each.message_id == last_id)
-        message = create_message(last_id, stored_at)
+        self._replace_message(entry, create_message(last_id, stored_at), now)
+        return last_id
+
+    @override
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        entry = self._entries.get(message.message_id)
+        if entry is None or entry.token is not None:
+            return False
+        self._replace_message(entry, copy_with_failures(message, 0), now)
+        return True
+
+    def _replace_message(self, entry: _Entry, message: DelayedMessage, now: datetime) -> None:
         self._check_size(message)
         self._remove_entry(entry)
         entry.message, entry.attempt_at = message, message.due
@@ -227,7 +238,6 @@ class MemoryStore(ports.ClaimingStore, ports.AdministrableStore, ports.Replacing
         self._record(ports.RecordKind.RESCHEDULED, entry.message, now, "replaced")
         for wake in self._wakes:
             wake()
-        return last_id
 
     @override
     async def store_keys(self, message_ids: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from postdate import ports
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.inserting import OnTable, notice
 from postdate.backends.postgres.joining import NOTICE, join, join_blocking, run_steps
-from postdate.backends.postgres.rows import page_of_rows, utc
+from postdate.backends.postgres.rows import Row, page_of_rows, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.questions import page_values
 from postdate.errors import ConfigurationError, DuplicateMessage, StoreUnavailable
@@ -156,7 +156,7 @@ class PostgresChanges(OnTable, ports.JoiningStore, ports.ReplacingStore, ABC):
         newest, at, is_pending = rows[0] if rows else ("", None, False)
         if is_pending:
             row = self._row(create_message(newest, utc(at)))
-            if (yield self._sql.replace, self._values_of(row, now, NOTICE)):
+            if (yield from self._replace_steps(row, now)):
                 return row[0]
         for refused in count():
             row = self._row(create_message(ids.id_after(newest, refused), None))
@@ -164,6 +164,9 @@ class PostgresChanges(OnTable, ports.JoiningStore, ports.ReplacingStore, ABC):
                 yield self._sql.store_key, self._values(id=row[0])
                 return row[0]
         raise AssertionError  # The loop ends earlier: the ids refuse a key whose numbers are used up.
+
+    def _replace_steps(self, row: Row, now: datetime) -> ports.Steps[bool]:
+        return bool((yield self._sql.replace, self._values_of(row, now, NOTICE)))
 
     @override
     async def store_keys(self, message_ids: Sequence[str]) -> None:

@@ -471,6 +471,14 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, ports.MovingStore,
         return done
 
     @override
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        row = self._row(message)
+        done = await self.database.run(lambda c: self._run_steps(c, self._replace_steps(row, now)))
+        if done:
+            self._next_due.announce(message.due)
+        return done
+
+    @override
     def _store_values(self, session: Connection) -> Mapping[str, int]:
         return {"store": self._store_id(session)}
 

@@ -1,4 +1,7 @@
-"""Replaces the message under a key: the newest pending message of the key, or a new one if that is not pending."""
+"""Replaces a pending message: by its id, or the message under a key.
+
+Under a key, the newest message is replaced if it is pending; otherwise a new one is stored.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ _NEWEST: Final = f"""
         AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*' AND r.detail = '{KEYED}'
     ORDER BY r.message_id DESC LIMIT 1"""
 _IS_KNOWN: Final = "SELECT 1 FROM record WHERE kind = 1 AND message_id = ?"
+_PENDING: Final = """
+    SELECT seq, content FROM delayed_message
+    WHERE unreadable IS NULL AND claimant IS NULL
+        AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"""
 STORE_KEY: Final = f"UPDATE record SET detail = '{KEYED}' WHERE kind = 1 AND message_id = ? AND detail IS NULL"
 _REPLACE: Final = """
     UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0, destination = ?, expires_at = ? WHERE seq = ?"""
@@ -50,14 +57,29 @@ def replace_newest(tx: Transaction, *, ids: KeyedIds, newest: NewestOfKey, row: 
     """Write a message in place of the newest one of a key. Return ``False``, and write nothing, if that has changed."""
     if _newest(tx.connection, ids) != newest:
         return False
-    message_id, due, destination, expires_at, *content = row
     if newest.seq is None:
         if insert(tx, [row], at).duplicate_ids:
             return False
-        tx.execute(STORE_KEY, (message_id,))
+        tx.execute(STORE_KEY, (row[0],))
         return True
-    signal_if_first(tx, due)
-    tx.execute(_REPLACE, (due, due, destination, expires_at, newest.seq))
-    tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*content, newest.content))
-    record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")
+    assert newest.content is not None
+    _write(tx, newest.seq, newest.content, row, at)
     return True
+
+
+def replace_pending(tx: Transaction, *, row: tuple[Any, ...], at: int) -> bool:
+    """Write a message in place of the pending message with its id. Return ``False`` if that is claimed or not there."""
+    pending_row = tx.execute(_PENDING, (row[0],)).fetchone()
+    if pending_row is None:
+        return False
+    seq, content_seq = pending_row
+    _write(tx, seq, content_seq, row, at)
+    return True
+
+
+def _write(tx: Transaction, seq: int, content_seq: int, row: tuple[Any, ...], at: int) -> None:
+    message_id, due, destination, expires_at, *content = row
+    signal_if_first(tx, due)
+    tx.execute(_REPLACE, (due, due, destination, expires_at, seq))
+    tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*content, content_seq))
+    record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")

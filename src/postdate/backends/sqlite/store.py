@@ -28,7 +28,7 @@ from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.questions import SqliteQuestions
-from postdate.backends.sqlite.replacing import STORE_KEY, newest_of_key, replace_newest
+from postdate.backends.sqlite.replacing import STORE_KEY, newest_of_key, replace_newest, replace_pending
 from postdate.backends.sqlite.unreadable import UnreadableFileRows, read_readable_and_all_rows
 from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
@@ -359,6 +359,11 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, ports.MovingStore, 
             (row,) = self._rows([create_message(id_, stored_at)])
             if await self.file.write(partial(replace_newest, ids=ids, newest=newest, row=row, at=at)):
                 return id_
+
+    @override
+    async def replace_pending(self, message: DelayedMessage, now: datetime) -> bool:
+        (row,) = self._rows([message])
+        return await self.file.write(partial(replace_pending, row=row, at=to_microseconds(now)))
 
     @override
     async def store_keys(self, message_ids: Sequence[str]) -> None:

@@ -153,13 +153,13 @@ def read_layout_texts(spark: SparkSession, checkpoint: str) -> Mapping[int, str]
         PipelineError: the checkpoint cannot be read, or is of another query.
     """
     with shorten_errors(f"cannot read what waits in {checkpoint!r}"):
-        try:
-            frame = _read_state(spark, checkpoint, "slot").select("key.slot", "value.options")
+        try:  # A client of Spark Connect gets the error when the rows are collected.
+            rows = _read_state(spark, checkpoint, "slot").select("key.slot", "value.options").collect()
         except PySparkException as error:
             if error.getCondition() in _NOTHING_COMMITTED:
                 return {}
             raise
-        return {row["slot"]: row["options"] for row in frame.collect()}
+        return {row["slot"]: row["options"] for row in rows}
 
 
 def _read_state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame:

@@ -105,8 +105,42 @@ async def what_is_too_large_replaces_nothing(store: ports.ClaimingStore, keyed: 
     first = await keyed.replace("k", lambda id_, _: message(id_, body=b"1"), NOW)
     with expect_error(MessageTooLarge, "replacing by a body over the limit"):
         await keyed.replace("k", lambda id_, _: message(id_, body=b"x" * 1_001), NOW)
+    with expect_error(MessageTooLarge, "replacing by id by a body over the limit"):
+        await keyed.replace_pending(message(first, body=b"x" * 1_001), NOW)
     waiting = (await claim_one(store)).message
     expect_equal((waiting.message_id, waiting.body), (first, b"1"), "what waits")
+
+
+@administration.with_fixtures(open_replacing)
+async def a_pending_message_is_replaced_by_its_id(store: ports.ClaimingStore, replacing: ports.ReplacingStore) -> None:
+    """The new message replaces all that the old one is, has all its retries, wakes, and a record says so."""
+    await store.store_many([message(expires_at=NOW + 90 * SECOND), message("other", NOW + 300 * SECOND)], NOW)
+    old = await _fail_attempts(store, 3)
+    new = message("m-1", NOW - SECOND, destination="elsewhere", headers={"new": "ä"}, body=b"new")
+    woken: list[str] = []
+    stop = await store.listen(lambda: woken.append("woken"))
+    expect(await replacing.replace_pending(new, NOW), "replacing a pending message is true")
+    stop()
+    expect(bool(woken), "a message that is replaced by one due before all others wakes")
+    claim = await claim_one(store, NOW)
+    expect_equal(claim.message, new, "the message that waits")
+    expect_equal(await store.finish([old], ports.Outcome.DELIVERED, NOW), 0, "finished by the old claim")
+    expect_equal(await store.finish([claim], ports.Outcome.DELIVERED, NOW), 1, "finished by the new claim")
+    await expect_history(store, "m-1", "SCHEDULED", "RETRIED", "RETRIED", "RETRIED", "RESCHEDULED", "DELIVERED")
+
+
+@administration.with_fixtures(open_replacing)
+async def only_what_is_pending_is_replaced_by_its_id(
+    store: ports.ClaimingStore, replacing: ports.ReplacingStore
+) -> None:
+    """A message that is claimed, delivered or unknown is not replaced, nothing is stored, and the claim is in force."""
+    claim = await store_and_claim_one(store)
+    new = message(due=NOW - SECOND, body=b"new")
+    expect(not await replacing.replace_pending(new, NOW), "replacing a claimed message is false")
+    expect_equal(await store.finish([claim], ports.Outcome.DELIVERED, NOW), 1, "finished by the holder")
+    expect(not await replacing.replace_pending(new, NOW), "replacing a delivered message is false")
+    expect(not await replacing.replace_pending(message("unknown"), NOW), "replacing an unknown message is false")
+    expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "messages that wait")
 
 
 @administration.with_fixtures(open_replacing)
