@@ -78,17 +78,20 @@ def position(spec: StoreSpec) -> int:
     return only.number
 
 
-def follow(spark: SparkSession, address: str, schema: str | None, lake: str, stop: str) -> int:
+def follow(
+    spark: SparkSession, address: str, schema: str | None, lake: str, stop: str, rows_per_batch: int = 20
+) -> int:
     """Follow the records until the file ``stop`` is there, over outages of the store. Return the number of outages.
 
-    This runs in a driver of its own, which tests kill.
+    This runs in a driver of its own, which tests kill. The last error is in the file ``stop`` with ``.error``.
     """
     spec = StoreSpec(address, synchronous="normal", schema=schema, patience=timedelta(0))
     outages, pause = 0, threading.Event()
     while not Path(stop).exists():
         try:
-            write_history(spark, spec, lake, rows_per_batch=20)
-        except PostdateError:
+            write_history(spark, spec, lake, rows_per_batch=rows_per_batch)
+        except PostdateError as error:
             outages += 1
+            Path(f"{stop}.error").write_text(str(error))
         pause.wait(0.1)
     return outages

@@ -37,7 +37,13 @@ class Following(threading.Thread):
     def __init__(self, driver: RestartedDriver, spec: StoreSpec, lake: Path, stop: Path) -> None:
         super().__init__(name="following")
         self._driver, self._stop_file = driver, stop
-        self._arguments = {"address": spec.address, "schema": spec.schema, "lake": str(lake), "stop": str(stop)}
+        self._arguments: dict[str, object] = {
+            "address": spec.address,
+            "schema": spec.schema,
+            "lake": str(lake),
+            "stop": str(stop),
+            "rows_per_batch": 100,
+        }
         self.failures = list[BaseException]()
 
     def run(self) -> None:
@@ -135,7 +141,13 @@ def test_kills_of_driver_and_store_leave_each_record_in_the_lake_once_and_nothin
                 prune_all(spec, NOW + 2 * DAY)
                 missing = expected.keys() - stored_records(spec).keys()
                 assert all(each < reached_of(spec) for each in missing), "pruned early"
-            eventually(lambda: reached_of(spec) > max(expected), "it has all")
+            stop_error = tmp_path / "stop.error"
+            stop_error.unlink(missing_ok=True)
+            try:
+                eventually(lambda: reached_of(spec) > max(expected), "it has all", 180)
+            except AssertionError as error:  # say why it does not go on, or that it is slow
+                why = stop_error.read_text() if stop_error.exists() else "no error"
+                raise AssertionError(f"{reached_of(spec)} of {max(expected)}: {why}") from error
             following.finish()
             driver.stop()
         prune_all(spec, NOW + 2 * DAY)

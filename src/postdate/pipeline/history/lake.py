@@ -27,7 +27,6 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import shorten_errors
@@ -130,7 +129,7 @@ class Lake:
             PipelineError: the folder has other content, is the lake of another store, or was written with another
                 checkpoint. No record was changed.
         """
-        mark, has_records = read_mark(spark, self.url), self._has_files(spark)
+        mark, has_records = read_mark(spark, self.url), bool(_list_paths(spark, self.url, limit=1))
         if mark is None:
             if has_records:
                 raise PipelineError(f"{self.location} is no lake of `postdate pipeline history`; name a new folder")
@@ -143,7 +142,7 @@ class Lake:
                 f"{self.location} has the records of another store ({mark.location}) than the one to follow "
                 f"({store_location}), or the store was made anew or restored since; name that store, or a new folder"
             )
-        if has_records and not _read_log(spark, f"{self.checkpoint}/offsets"):
+        if has_records and not _list_log(spark, f"{self.checkpoint}/offsets"):
             raise PipelineError(
                 f"the checkpoint {self.checkpoint} is new, and {self.location} was written with another one, which is "
                 f"elsewhere or was removed: its micro-batches would replace those that are there. Name that "
@@ -158,29 +157,21 @@ class Lake:
 
     def read_committed(self, spark: SparkSession) -> Committed | None:
         """Return the last committed micro-batch by Spark's own log; ``None`` before the first."""
-        commits = _read_log(spark, f"{self.checkpoint}/commits")
+        commits = _list_log(spark, f"{self.checkpoint}/commits")
         if not commits:
             return None
         batch = max(commits)
-        offsets = _read_log(spark, f"{self.checkpoint}/offsets")
-        for line in offsets.get(batch, "").splitlines():
-            if '"next"' in line:
-                return Committed(batch, int(json.loads(line)["next"]))
+        for text in _read_texts(spark, f"{self.checkpoint}/offsets/{batch}"):
+            for line in text.splitlines():
+                if '"next"' in line:
+                    return Committed(batch, int(json.loads(line)["next"]))
         raise PipelineError(f"the checkpoint {self.checkpoint} has no offset of its micro-batch {batch}: it is damaged")
 
     def read_records(self, spark: SparkSession) -> DataFrame:
         """Return the records, with the columns of :data:`LAKE_SCHEMA`. The list of files is fixed now."""
-        if not self._has_files(spark):
+        if not _list_paths(spark, self.url, limit=1):
             return spark.createDataFrame([], LAKE_SCHEMA)
         return spark.read.schema(LAKE_SCHEMA).parquet(self.url)
-
-    def _has_files(self, spark: SparkSession) -> bool:
-        try:
-            return bool(spark.read.format("binaryFile").load(self.url).select("path").take(1))
-        except AnalysisException as error:
-            if error.getCondition() != "PATH_NOT_FOUND":
-                raise
-            return False
 
 
 def read_mark(spark: SparkSession, url: str) -> LakeMark | None:
@@ -188,7 +179,7 @@ def read_mark(spark: SparkSession, url: str) -> LakeMark | None:
     texts = _read_texts(spark, f"{url}/{_MARK}")
     if not texts:
         return None
-    values: dict[str, Any] = json.loads(texts[0][1])
+    values: dict[str, Any] = json.loads(texts[0])
     if (written := values.pop("format")) != _FORMAT:
         raise PipelineError(f"the lake {url} has format {written}, and this version reads {_FORMAT}")
     return LakeMark(**values)
@@ -210,17 +201,32 @@ def read_history(spark: SparkSession, location: str | Path) -> DataFrame:
         return lake.read_records(spark)
 
 
-def _read_log(spark: SparkSession, url: str) -> dict[int, str]:
-    """Return the files of one of Spark's logs of micro-batches, by number."""
-    return {int(name): text for name, text in _read_texts(spark, url) if name.isdecimal()}
+def _list_log(spark: SparkSession, url: str) -> list[int]:
+    """Return the numbers of the micro-batches in one of Spark's logs."""
+    names = (path.rpartition("/")[2] for path in _list_paths(spark, url))
+    return [int(name) for name in names if name.isdecimal()]
 
 
-def _read_texts(spark: SparkSession, url: str) -> list[tuple[str, str]]:
-    """Return names and contents of the files in a folder; none if there is no such folder."""
+def _list_paths(spark: SparkSession, url: str, limit: int | None = None) -> list[str]:
+    """Return the paths of files in a folder and its folders of partitions; none if there is no such folder.
+
+    The contents are not read. At most ``limit`` paths; ``None``: all.
+    """
+    # Spark removes old files of its logs meanwhile.
+    reader = spark.read.format("binaryFile").option("ignoreMissingFiles", "true")
     try:
-        # Spark removes old files of its logs while they are read.
-        files = spark.read.option("ignoreMissingFiles", "true").text(url, wholetext=True)
-        return [(row[0], row[1]) for row in files.select(F.col("_metadata.file_name"), "value").collect()]
+        paths = reader.load(url).select("path")
+        return [row[0] for row in (paths.collect() if limit is None else paths.take(limit))]
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+
+
+def _read_texts(spark: SparkSession, url: str) -> list[str]:
+    """Return the contents of a file, or of the files in a folder; none if there is neither."""
+    try:
+        return [row[0] for row in spark.read.text(url, wholetext=True).collect()]
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
