@@ -23,7 +23,9 @@ from xdist.scheduler import LoadScheduling, LoadScopeScheduling, Scheduling
 TOGETHER = {
     # One Java each, which takes nine seconds to start and then keeps a processor busy: no more than three at a time.
     "documentation": r"tests/docs/|tests/cli/test_docs\.py",
-    "Spark, batches": r"tests/integration/pipeline/test_(archive|audit|flights|local_cluster|schedule|session)",
+    "Spark, batches": (
+        r"tests/integration/pipeline/test_(audit|files|flights|generated|loads|local_cluster|outputs|schedule|session)"
+    ),
     "Spark, streams": r"tests/integration/pipeline/",
     "cluster": r"tests/integration/cluster/",
     # The suite names the queues, so that there is one set of them on the server.
