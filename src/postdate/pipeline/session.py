@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
@@ -206,6 +207,7 @@ def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path
     # Outside spark-submit, PySpark reads only the environment variable.
     if worker_python := settings.get("spark.pyspark.python"):
         launch_environment["PYSPARK_PYTHON"] = worker_python
+    launch_environment |= _paths_of_packages(settings.get("spark.submit.pyFiles", ""))
     builder = SparkSession.Builder().appName(app_name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -214,6 +216,20 @@ def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path
     # Spark's launcher and its JVM inherit the environment.
     with set_temporarily(launch_environment, os.environ.get, os.environ.__setitem__, os.environ.pop):
         return builder.getOrCreate()
+
+
+def _paths_of_packages(packages: str) -> dict[str, str]:
+    """Return the variable that puts packages of a job on the path of each Python that the JVM of the driver starts.
+
+    Spark distributes packages to tasks, but not to these processes: the start of a stateful operator, and the streams
+    of a format. They run under the Python of the executors, which need not have Postdate.
+    """
+    paths = [urlsplit(package) for package in packages.split(",") if package]
+    here = [path.path for path in paths if path.scheme in {"", "file", "local"}]
+    if not here:
+        return {}
+    before = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    return {"PYTHONPATH": os.pathsep.join([*(str(Path(path).absolute()) for path in here), *before])}
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def classic(spark: SparkSession) -> Iterator[SparkSession]:
 
 IN_THE_GATE = {"schedule", "audit", "delay, started again"}
 _SOAK = pytest.mark.soak(
-    "eight more jobs take a minute",
+    "nine more jobs take some minutes",
     part="spark",
     proven_by="tests/integration/pipeline/test_connect.py::test_a_job_over_connect_has_the_result_of_a_classic_session",
 )

@@ -65,6 +65,8 @@ def test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_se
     ]
     assert scheduled_alike(ways, 400, tmp_path)["accepted"] == 398
     audited_alike(ways, "2030-05-01T12:10:00+00:00")
+    # Its preparation runs on the driver, in a Python that has Postdate by the package alone, and not as a task.
+    assert driver.run("tests.integration.pipeline.every_job:run", name="delay", folder=str(tmp_path / "delay")) == 50
 
     driver.stop()
     assert list((cluster.directory / "temporary").iterdir()) == [], "nothing is left behind"
