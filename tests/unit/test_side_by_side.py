@@ -10,7 +10,7 @@ WORKERS = 5
     ("one", "other"),
     [
         ("tests/docs/test_readme.py::test_one", "tests/cli/test_docs.py::test_two[start]"),
-        ("tests/integration/pipeline/test_audit.py::test_one", "tests/integration/pipeline/test_archive.py::test_two"),
+        ("tests/integration/pipeline/test_audit.py::test_one", "tests/integration/pipeline/test_loads.py::test_two"),
         (
             "tests/conformance/test_adapters.py::test_transport[RabbitMqTransport-quorum-a]",
             "tests/conformance/test_adapters.py::test_transport[RabbitMqTransport-classic-b]",
