@@ -332,3 +332,21 @@ def test_doctor_tells_a_pooler(cli, pgbouncer_url):
     ran = cli("doctor", "--store", pgbouncer_url)
     assert ran.status == 1
     assert "a pooler such as pgbouncer answers there" in ran.out
+
+
+# --- databases that are none, and addresses of other libraries -------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["sqlite:///:memory:", "local:///:memory:"])
+def test_a_database_in_memory_is_no_file_of_that_name(own_folder, address):
+    check = check_store if address.startswith("sqlite") else check_transport
+    with pytest.raises(ConfigurationError, match="not a database in memory; write memory: for a store and queues"):
+        check(Address(address))
+    with pytest.raises(ConfigurationError, match="cannot be shared by connections: use MemoryStore"):
+        SqliteStore(":memory:")
+    assert list(own_folder.iterdir()) == []
+
+
+def test_an_address_of_sqlalchemy_is_understood_well_enough_to_correct_it():
+    with pytest.raises(ConfigurationError, match=r"did you mean mariadb://user@host/database\?"):
+        check_store(Address("mysql+pymysql://user@host/database"))

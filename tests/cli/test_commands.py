@@ -3,6 +3,8 @@
 import base64
 import json
 import sqlite3
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -233,3 +235,8 @@ def test_json_is_one_object_for_every_reporting_command(cli, store):
         ran = cli(*arguments, "--json")
         assert isinstance(json.loads(ran.out), dict), arguments
         assert ran.err == "", arguments
+
+
+def test_the_package_can_be_run_as_the_command():
+    ran = subprocess.run([sys.executable, "-m", "postdate", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("postdate ")

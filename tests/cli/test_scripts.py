@@ -290,3 +290,25 @@ def test_a_role_that_may_not_create_the_table_of_timeouts_is_told_which_setting_
         assert ran.status != 0
         assert "(timeout_manager.address, environment POSTDATE_TIMEOUT_MANAGER__ADDRESS): the server runs" in ran.err
         assert "postdate setup --print-sql" in ran.err
+
+
+def test_a_migration_runs_the_script_in_a_transaction_of_its_own(postgres_url: str) -> None:
+    """That of Django or Alembic: what it rolls back is gone, and what it commits is complete."""
+    schema = f"script_{uuid.uuid4().hex[:8]}"
+    options = {"store.address": postgres_url, "store.schema": schema, "timeout_manager.address": postgres_url}
+    settings = load_settings(None, {}, {**options, "timeout_manager.schema": schema})
+    script = wiring.setup_sql(settings, ["orders"], sagas=True, outbox=True, in_transaction=False)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(script.encode())
+        connection.rollback()
+        assert connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,)
+        connection.execute(script.encode())
+        assert connection.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
+        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+        connection.commit()
+
+
+def test_only_a_script_can_be_without_a_transaction(cli) -> None:
+    refused = cli("setup", "--no-transaction")
+    assert refused.status == 2
+    assert "--no-transaction changes the text of --print-sql: give both, or none" in refused.err

@@ -1,6 +1,7 @@
 """From a message of the application to what is sent or stored (rows 3 to 9, 13, 75)."""
 
 import inspect
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, get_type_hints
 
@@ -16,6 +17,7 @@ from postdate import (
     MemoryTransport,
     SendOptions,
 )
+from postdate.client.client import connect
 from postdate.clock import LATEST
 from postdate.endpoint.outgoing import delayed_message_of, outgoing_message, sender_headers, timeouts_queue_envelope
 from postdate.endpoint.plain_handlers import BlockingHandlerContext
@@ -41,10 +43,22 @@ def test_the_fields_of_its_options_are_keywords_of_every_send(sends: type) -> No
     assert {each.default for each in inspect.signature(SendOptions).parameters.values()} == {None}
 
 
-async def test_a_keyword_that_cannot_be_is_told() -> None:
-    wrong: dict[str, Any] = {"delai": SECOND}
-    with pytest.raises(TypeError, match="got an unexpected keyword argument 'delai'"):
+@pytest.mark.parametrize(
+    ("keyword", "hint"),
+    [
+        ("delai", "use delay"),
+        ("countdown", "use delay"),
+        ("eta", "use deliver_at"),
+        ("x", "it has destination, delay, "),
+    ],
+)
+async def test_a_keyword_that_cannot_be_is_told(keyword: str, hint: str) -> None:
+    wrong: dict[str, Any] = {keyword: SECOND}
+    text = re.escape(f"send() has no keyword {keyword!r}; {hint}")
+    with pytest.raises(TypeError, match=text):
         await Endpoint("sales", transport=MemoryTransport()).send(b"", **wrong)
+    with pytest.raises(TypeError, match=text):
+        await connect("memory:").send(b"", **wrong)
 
 
 def test_a_delay_counts_from_now_row_1() -> None:

@@ -12,6 +12,7 @@ import typer
 from postdate import operations
 from postdate.cli import command as cli
 from postdate.endpoint.send_options import SendOptions
+from postdate.errors import ConfigurationError
 from postdate.operations.plain import format_time
 from postdate.wiring import setup_sql
 
@@ -31,13 +32,21 @@ def setup(
         bool, cli.option("--outbox", "Create the table of the outbox, too, by default where the store is.")
     ] = False,
     print_sql: Annotated[bool, cli.option("--print-sql", "Print the SQL of the tables; change nothing.")] = False,
+    no_transaction: Annotated[
+        bool,
+        cli.option(
+            "--no-transaction", "With --print-sql: without BEGIN and COMMIT, for a migration that has a transaction."
+        ),
+    ] = False,
 ) -> None:
     """Create the tables, the endpoint's queues and the queues of the settings. Existing ones stay unchanged.
 
     The tables of a timeout manager, of sagas and of the outbox are among them if the settings say where they are.
     """
+    if no_transaction and not print_sql:
+        raise ConfigurationError("--no-transaction changes the text of --print-sql: give both, or none")
     if print_sql:
-        sql = setup_sql(use.settings(), queue or [], sagas=sagas, outbox=outbox)
+        sql = setup_sql(use.settings(), queue or [], sagas=sagas, outbox=outbox, in_transaction=not no_transaction)
         use.report({"sql": sql}, lambda: print(sql, end=""))
         return
     result = use.call_with_deployment(

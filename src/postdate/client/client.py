@@ -20,7 +20,7 @@ from postdate.client.calls import ClientCall, ClientCalls
 from postdate.config import Settings, load_settings
 from postdate.core.changes import EVERYTHING, Pending
 from postdate.core.limits import Limits, add_pause, limit_change, remove_pause
-from postdate.endpoint.send_options import SendKeywords, SendOptions
+from postdate.endpoint.send_options import SendKeywords, SendOptions, read_send_options
 from postdate.messages import DelayedMessage
 from postdate.ports import Answer, NativeTransaction
 from postdate.runtime.threads import run_in_thread
@@ -122,7 +122,7 @@ class Client(AbstractAsyncContextManager["Client"]):
                 pending, delivered or cancelled. A message in the error queue is an exception: without ``transaction``,
                 a new message is sent under its id and delivered.
         """
-        return (await self._run(self._calls.send([(message, SendOptions(**keywords))]), transaction))[0]
+        return (await self._run(self._calls.send([(message, read_send_options("send", keywords))]), transaction))[0]
 
     async def send_many(
         self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
@@ -176,7 +176,9 @@ class Client(AbstractAsyncContextManager["Client"]):
         Raises:
             NotSupported: the store cannot do this; PostgreSQL, SQLite, MariaDB and memory can.
         """
-        return await self._run(self._calls.replace(message, key, longest_wait, SendOptions(**keywords)), transaction)
+        return await self._run(
+            self._calls.replace(message, key, longest_wait, read_send_options("replace", keywords)), transaction
+        )
 
     async def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
         """Return a pending message, or ``None``."""
@@ -301,7 +303,7 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         **keywords: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`Client.send`."""
-        return self._run(self._calls.send([(message, SendOptions(**keywords))]), transaction)[0]
+        return self._run(self._calls.send([(message, read_send_options("send", keywords))]), transaction)[0]
 
     def send_many(
         self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
@@ -335,7 +337,9 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         **keywords: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`Client.replace`."""
-        return self._run(self._calls.replace(message, key, longest_wait, SendOptions(**keywords)), transaction)
+        return self._run(
+            self._calls.replace(message, key, longest_wait, read_send_options("replace", keywords)), transaction
+        )
 
     def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
         """See :meth:`Client.get`."""

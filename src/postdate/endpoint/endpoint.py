@@ -28,7 +28,7 @@ from postdate.endpoint.outbox import Outbox, check_outbox
 from postdate.endpoint.outgoing import OutgoingMessages, publishing_transport
 from postdate.endpoint.plain_handlers import PlainHandler, threaded_handler
 from postdate.endpoint.sagas import Saga
-from postdate.endpoint.send_options import SendKeywords, SendOptions
+from postdate.endpoint.send_options import SendKeywords, read_send_options
 from postdate.endpoint.service import CriticalErrorAction, CriticalErrors, EndpointContext, log_critical_error
 from postdate.endpoint.settings import (
     Audit,
@@ -390,7 +390,7 @@ class Endpoint(forks.ForkAware):
             NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
             DuplicateMessage: ``message_id`` was used for a delayed message before.
         """
-        options = SendOptions(**keywords)
+        options = read_send_options("send", keywords)
         if transaction is not None:
             store, delayed = self.outgoing.prepare_for_transaction(message, options)
             await self.outgoing.ensure_zone(delayed)
@@ -464,7 +464,7 @@ class BlockingEndpoint(forks.ForkAware):
         if transaction is None:
             return self._portal.call(partial(self._endpoint.send, message, **keywords))
         outgoing = self._endpoint.outgoing  # in the thread of the caller, as the connection belongs to it
-        store, delayed = outgoing.prepare_for_transaction(message, SendOptions(**keywords))
+        store, delayed = outgoing.prepare_for_transaction(message, read_send_options("send", keywords))
         self._portal.call(outgoing.ensure_zone, delayed)
         store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())
         return delayed.message_id

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Unpack
 
 from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, reply_options
-from postdate.endpoint.send_options import SendKeywords, SendOptions
+from postdate.endpoint.send_options import SendKeywords, read_send_options
 from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError, NotSupported
 from postdate.messages import DelayedMessage, Headers, format_timestamp, parse_timestamp
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Received, TransactionMode, Work
@@ -131,7 +131,7 @@ class HandlerContext(IncomingMessage):
         another delayed message fails the handler when it returns.
         """
         keywords["headers"] = self._add_saga_headers(keywords.get("headers"))
-        options = SendOptions(**keywords)
+        options = read_send_options("send", keywords)
         outgoing = self._messages.create(message, options, related_to=self.headers)
         if options.message_id is not None and isinstance(outgoing, DelayedMessage):
             outgoing = self._mark_repeatable(outgoing, isolated=isolated)

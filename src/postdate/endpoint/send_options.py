@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -41,6 +42,37 @@ _TYPES: Final = {
     "headers": Mapping,
 }
 """The types of options that no other check verifies."""
+
+
+_NAMES_ELSEWHERE: Final = {
+    "countdown": "delay",
+    "eta": "deliver_at",
+    "expires": "expires_at",
+    "queue": "destination",
+    "routing_key": "destination",
+    "run_at": "deliver_at",
+    "schedule_at": "deliver_at",
+    "scheduled_at": "deliver_at",
+    "schedule_in": "delay",
+    "task_id": "message_id",
+    "ttl": "time_to_be_received",
+}
+"""Keywords of other libraries, with those of Postdate. The types of the values may differ."""
+
+
+def read_send_options(method: str, keywords: SendKeywords) -> SendOptions:
+    """Return the options of a call of ``method``.
+
+    Raises:
+        TypeError: a keyword is unknown; the text names the method, and the keyword that is probably meant.
+    """
+    for name in keywords:
+        if name not in SendKeywords.__annotations__:
+            near = difflib.get_close_matches(name, SendKeywords.__annotations__, n=1)
+            meant = _NAMES_ELSEWHERE.get(name) or next(iter(near), None)
+            hint = f"use {meant}" if meant else f"it has {', '.join(SendKeywords.__annotations__)}"
+            raise TypeError(f"{method}() has no keyword {name!r}; {hint}")
+    return SendOptions(**keywords)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.outbox import Outbox
 from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, reply_options
 from postdate.endpoint.sagas import Saga, correlation_text
-from postdate.endpoint.send_options import SendKeywords, SendOptions
+from postdate.endpoint.send_options import SendKeywords, SendOptions, read_send_options
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers
@@ -146,7 +146,7 @@ class EndpointTest:
         """
         if options.get("destination") is None:
             options["destination"] = self._endpoint.name
-        return await self._send_outgoing(self._endpoint.outgoing.create(message, SendOptions(**options)))
+        return await self._send_outgoing(self._endpoint.outgoing.create(message, read_send_options("send", options)))
 
     async def _send_outgoing(self, outgoing: Outgoing) -> str:
         await self._endpoint.outgoing.send([outgoing])

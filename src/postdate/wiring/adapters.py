@@ -88,7 +88,8 @@ def find_adapter(address: str, purpose: str, role: Role) -> AdapterRole:
     adapters = adapters_of(role)
     scheme = config.Address(address).scheme
     if (kind := adapters.get(scheme)) is None:
-        matches = difflib.get_close_matches(scheme, adapters, n=1)
+        # SQLAlchemy's addresses name a driver, too: mysql+pymysql://.
+        matches = difflib.get_close_matches(scheme.partition("+")[0], adapters, n=1)
         schemes_text = ", ".join(f"{each}:" for each, kind in adapters.items() if each == kind.scheme)
         hint = f"did you mean {adapters[matches[0]].example}?" if matches else f"there are {schemes_text}"
         raise ConfigurationError(f"no {purpose} has the address {_format_address(address)}; {hint}")
@@ -105,6 +106,11 @@ def _parse_path(address: str) -> Path:
     if not path.startswith("///") or len(path) < 4:
         raise ConfigurationError(
             f"{_format_address(address)} names no file; write three slashes and the path: {scheme}:///file.db"
+        )
+    if path[3:] == ":memory:":
+        raise ConfigurationError(
+            f"{_format_address(address)} is a file of that name here, not a database in memory; write memory: for a "
+            f"store and queues that end with the process"
         )
     return Path(path[3:])
 

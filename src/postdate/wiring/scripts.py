@@ -13,13 +13,24 @@ from postdate.ports import FileScripts, Scripted
 from postdate.wiring import deployment as wiring_deployment
 from postdate.wiring.adapters import adapters_of, file_of, load_factory, open_store, open_transport
 
+_TRANSACTION_LINES = frozenset({"BEGIN;", "COMMIT;", "BEGIN TRANSACTION;", "COMMIT TRANSACTION;"})
+"""Lines of a script that begin or end its transaction. Inside of blocks and functions no line is equal to one."""
 
-def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> str:
+
+def setup_sql(
+    settings: Settings,
+    queues: Sequence[str] = (),
+    *,
+    sagas: bool = False,
+    outbox: bool = False,
+    in_transaction: bool = True,
+) -> str:
     """Return the SQL for all tables that an endpoint needs, without connecting to a server.
 
     These are the tables of the store, the queues, the timeouts of a timeout manager, sagas and the outbox, as far as
     the settings have them. A second run, or a run for another endpoint, creates missing tables. In SQLite the SQL is
-    for a new file, and senders create ``queues``.
+    for a new file, and senders create ``queues``. Without ``in_transaction`` the SQL neither begins nor ends a
+    transaction, so that a migration of Django or Alembic can run it in its own.
     """
     wiring_deployment.check_timeout_managers(settings)
     scripts = _Scripts()
@@ -31,7 +42,10 @@ def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = F
         _add_part(wiring_deployment.address_of_section(settings.outbox, settings), "outbox", settings, scripts)
     if not scripts.parts:
         raise ConfigurationError(f"{settings.store.address!r} needs no SQL")
-    return scripts.text()
+    text = scripts.text()
+    if in_transaction:
+        return text
+    return "".join(line for line in text.splitlines(keepends=True) if line.strip() not in _TRANSACTION_LINES)
 
 
 @dataclass

@@ -56,6 +56,11 @@ class SqliteFile(FileTransactions):
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         if holds_at_most is not None and holds_at_most < SHORTEST_BOUND:
             raise ConfigurationError(f"holds_at_most must be {SHORTEST_BOUND} or more, not {holds_at_most}")
+        if str(path) == ":memory:":
+            raise ConfigurationError(
+                "a database in memory cannot be shared by connections: use MemoryStore, MemoryTransport and the like, "
+                "or the path of a file"
+            )
         resolved_path = Path(path).expanduser().resolve()
         with cls._open_lock:
             if (file := cls._handles.get((os.getpid(), resolved_path))) is None:
