@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from postdate.endpoint.endpoint import BlockingEndpoint, Endpoint
     from postdate.endpoint.handler_context import HandlerContext
-    from postdate.endpoint.message_types import time_to_be_received
+    from postdate.endpoint.message_types import message, time_to_be_received
     from postdate.endpoint.outbox import Outbox
     from postdate.endpoint.plain_handlers import BlockingHandlerContext as BlockingHandlerContext
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
@@ -99,6 +99,7 @@ __all__ = [
     "handles",
     "handles_reply",
     "handles_timeout",
+    "message",
     "started_by",
     "time_to_be_received",
 ]
@@ -112,7 +113,7 @@ _NAMES_BY_MODULE = {
     "clock": ("Clock", "ScaledClock", "SystemClock"),
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),
-    "endpoint.message_types": ("time_to_be_received",),
+    "endpoint.message_types": ("message", "time_to_be_received"),
     "endpoint.handler_context": ("HandlerContext",),
     "endpoint.plain_handlers": ("BlockingHandlerContext",),
     "endpoint.outbox": ("Outbox",),

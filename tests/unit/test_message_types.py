@@ -1,15 +1,17 @@
 """Messages of the application to bytes and back: dataclasses, structs, models of pydantic, and what names no type."""
 
+import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pydantic
 import pytest
 
-from postdate import Endpoint, Envelope, HandlerContext, Headers, MemoryTransport
+from postdate import Endpoint, Envelope, HandlerContext, Headers, MemoryTransport, connect, message
 from postdate.endpoint.message_types import MessageTypes
-from postdate.errors import InvalidMessage, UnknownMessageType
+from postdate.errors import ConfigurationError, InvalidMessage, UnknownMessageType
 from postdate.testing import VirtualClock
 
 
@@ -87,3 +89,77 @@ async def test_a_message_that_names_no_type_goes_to_the_handlers_of_bytes(clock:
     assert handled == [b"\0raw", MESSAGES[0]]
     ((copy, _),) = queues.queues["error"].messages
     assert copy.headers[Headers.ERROR_CODE] == UnknownMessageType.code
+
+
+# --- names that stay when a class moves -------------------------------------------------------------------------------
+
+
+def moved(module: str) -> type[Any]:
+    """Return the class of a message as it stands in a module."""
+
+    @message("remind", aliases=["shop.old.Remind"])
+    @dataclass(slots=True)
+    class Remind:
+        text: str
+
+    Remind.__module__ = module
+    return Remind
+
+
+def test_the_name_of_a_type_does_not_depend_on_where_its_class_is() -> None:
+    there, here = MessageTypes(), MessageTypes()
+    remind = moved("shop.new")
+    here.add(remind)
+    headers, body = there.encode(moved("__main__")("call"))
+    assert headers[Headers.ENCLOSED_MESSAGE_TYPES] == "remind"
+    assert here.decode(headers, body) == remind("call")
+    assert here.decode({Headers.ENCLOSED_MESSAGE_TYPES: "shop.old.Remind"}, body) == remind("call")
+
+
+def test_a_type_that_has_a_name_has_it_before_one_whose_earlier_name_it_was() -> None:
+    for types_first in (True, False):
+        types, remind = MessageTypes(), moved("shop.new")
+        types.add(remind) if types_first else types.add(Pay, "shop.old.Remind")
+        types.add(Pay, "shop.old.Remind") if types_first else types.add(remind)
+        assert types.decode({Headers.ENCLOSED_MESSAGE_TYPES: "shop.old.Remind"}, b'{"number": 1}') == Pay(1)
+
+
+def test_a_subclass_has_a_name_of_its_own() -> None:
+    class Later(moved("shop")):
+        pass
+
+    assert MessageTypes().name_of(Later).endswith(".Later")
+
+
+@pytest.mark.parametrize("name", ["", " ", " a", "a;b", "a, b", "a\nb", 7, None])
+def test_what_cannot_be_a_name_is_refused(name: Any) -> None:
+    for names in ((name, ()), ("a", (name,))):
+        with pytest.raises(ConfigurationError, match="a message type has a name"):
+            message(names[0], aliases=names[1])
+    with pytest.raises(ConfigurationError, match=r"write @message\('Pay'\)"):
+        message(Pay)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="aliases must be a list"):
+        message("a", aliases="ab")
+
+
+def test_an_unknown_name_says_how_to_keep_it() -> None:
+    with pytest.raises(
+        UnknownMessageType, match=r"decorate it .*aliases=\['shop.Remind'\]\)"
+    ):
+        MessageTypes().decode({Headers.ENCLOSED_MESSAGE_TYPES: "shop.Remind"}, b"{}")
+
+
+def test_a_client_warns_once_of_a_class_of_the_main_program(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Remind:
+        text: str
+
+    Remind.__module__ = "__main__"
+    caplog.set_level(logging.WARNING)
+    with connect("memory:").blocking as client:
+        for _ in range(2):
+            client.send(Remind("call"), destination="mails")
+            client.send(moved("__main__")("call"), destination="mails")
+    told = [record.getMessage() for record in caplog.records if "__main__" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].endswith("name it with @postdate.message('Remind'), there and here")

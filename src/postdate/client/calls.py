@@ -18,7 +18,7 @@ from postdate.config import Settings
 from postdate.core import changes
 from postdate.core.limits import Limits, change_limits, limiting_store, load_limits_in_force
 from postdate.core.upkeep.store_clock import latest_time
-from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
+from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outgoing import delayed_message_of, outgoing_message, sender_headers
 from postdate.endpoint.send_options import SendOptions
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
@@ -74,6 +74,8 @@ class ClientCalls:
     def __init__(self, endpoint: str) -> None:
         self._types, self._times_to_be_received = MessageTypes(), TimesToBeReceived()
         self._sender = sender_headers(endpoint, None)
+        self._types_of_main = set[type[Any]]()
+        """Types of the main program that were warned of."""
         self._checked_pid: int | None = None
         """Number of the process that has checked whether a service delivers; the check is done once in each process."""
 
@@ -129,6 +131,18 @@ class ClientCalls:
 
         return ClientCall(run_alone, join_steps, frozenset(options.zone for _, options in messages))
 
+    def _warn_of_main(self, message_type: type[Any]) -> None:
+        """Warn of a name that only this program can resolve: the service that handles the message is another one."""
+        name = type_name(message_type)
+        if name.startswith("__main__.") and message_type not in self._types_of_main:
+            self._types_of_main.add(message_type)
+            log.warning(
+                "messages of %s have this name wherever they wait, and no other program has such a class: name it "
+                "with @postdate.message(%r), there and here",
+                name,
+                message_type.__name__,
+            )
+
     def _create_message(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
         destination = options.destination
         if destination is None:
@@ -143,6 +157,7 @@ class ClientCalls:
         ):
             options = replace(options, time_to_be_received=span)
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
+        self._warn_of_main(type(message))
         return delayed_message_of(outgoing_message(self._sender, content, body, destination, options, clock), clock)
 
     def cancel(self, message_id: str) -> ClientCall[Answer]:

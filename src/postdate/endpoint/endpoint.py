@@ -208,7 +208,7 @@ class Endpoint(forks.ForkAware):
 
         Args:
             message_type: a dataclass or ``msgspec.Struct``.
-            name: name of the type on the wire. Default: ``module.Class``.
+            name: name of the type on the wire. Default: that of :func:`postdate.message`, or ``module.Class``.
         """
         if self.send_only:
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")

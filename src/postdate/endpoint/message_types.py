@@ -1,13 +1,13 @@
 """Types of messages: their conversion to JSON and back, and their times to be received.
 
 A message type is a dataclass, a ``msgspec.Struct``, a model of pydantic, which reads and writes itself, or anything
-else that msgspec reads and writes. Its name on the wire is ``module.Class`` unless it is registered under another name.
+else that msgspec reads and writes. Its name on the wire is that of :func:`message`, or ``module.Class``.
 A decorator or a convention sets the time to be received of a type (specification 2.1, row 74).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -18,6 +18,8 @@ from postdate.errors import ConfigurationError, InvalidMessage, UnknownMessageTy
 from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, Headers, parse_time_span
 
 JSON_CONTENT_TYPE = "application/json"
+
+T = TypeVar("T", bound=type[Any])
 
 _MOST_DECODERS: Final = 1_000
 """The largest number of remembered decoders."""
@@ -40,9 +42,45 @@ def _encode_model(message: Any) -> bytes:
     return message.model_dump_json().encode()
 
 
+_NAME: Final = "__postdate_message_name__"
+_ALIASES: Final = "__postdate_message_aliases__"
+
+
+def message(name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
+    """Set the name under which messages of a type travel and wait. It stays when the class moves or gets another name.
+
+    Without it the name is ``module.Class``, and messages that wait while the class moves cannot be handled afterwards.
+    Subclasses do not inherit the name.
+
+    Args:
+        name: text without commas and semicolons.
+        aliases: earlier names. Messages with these names are handled, too, and none is sent.
+
+    Raises:
+        ConfigurationError: a name is no such text. Raised when the type is defined.
+    """
+    if isinstance(name, type):
+        raise ConfigurationError(f"@message on {type_name(name)} has no name: write @message('{name.__name__}')")
+    if isinstance(aliases, str):  # a text is a sequence of texts, too
+        raise ConfigurationError(f"aliases must be a list of names, not the text {aliases!r}")
+    for each in (name, *aliases):
+        value: object = each
+        if not isinstance(value, str) or not value.strip() or value != value.strip() or not {*value}.isdisjoint(",;\n"):
+            raise ConfigurationError(
+                f"a message type has a name without blanks at its ends, commas and semicolons, not {value!r}"
+            )
+
+    def decorate(message_type: T) -> T:
+        setattr(message_type, _NAME, name)
+        setattr(message_type, _ALIASES, tuple(aliases))
+        return message_type
+
+    return decorate
+
+
 def type_name(message_type: type[Any]) -> str:
-    """Return the default name of a message type on the wire."""
-    return f"{message_type.__module__}.{message_type.__qualname__}"
+    """Return the name of a message type on the wire, unless an endpoint has registered it under another one."""
+    return vars(message_type).get(_NAME) or f"{message_type.__module__}.{message_type.__qualname__}"
 
 
 class MessageTypes:
@@ -58,6 +96,8 @@ class MessageTypes:
     def add(self, message_type: type[Any], name: str | None = None) -> str:
         own_name = name or self._names.get(message_type) or type_name(message_type)
         self._by_name[own_name] = message_type
+        for alias in vars(message_type).get(_ALIASES, ()):
+            self._by_name.setdefault(alias, message_type)  # another type may have this name now
         self._decoders.clear()
         self._names.setdefault(message_type, own_name)
         return own_name
@@ -114,7 +154,10 @@ class MessageTypes:
             if name in self._by_name:
                 return name
         handled_types = ", ".join(sorted(self._by_name)) or "none"
-        raise UnknownMessageType(f"no handler here for message type {names[0]!r}; handled types: {handled_types}")
+        raise UnknownMessageType(
+            f"no handler here for message type {names[0]!r}; handled types: {handled_types}. If its class has moved, "
+            f"decorate it with @postdate.message(name, aliases=[{names[0]!r}])"
+        )
 
 
 Convention: TypeAlias = Callable[[type[Any]], timedelta | None]
@@ -130,8 +173,6 @@ _INFINITE_TEXT: Final = "10675199.02:48:05.4775807"
 # An attribute also stays with the new type that a decorator such as dataclass(slots=True) creates. In a protocol an
 # attribute would be one more member that its types must have, so protocols are kept in a dictionary.
 _PROTOCOLS: Final = WeakKeyDictionary[type[Any], timedelta]()
-
-T = TypeVar("T", bound=type[Any])
 
 
 def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
