@@ -143,9 +143,7 @@ def test_what_cannot_be_a_name_is_refused(name: Any) -> None:
 
 
 def test_an_unknown_name_says_how_to_keep_it() -> None:
-    with pytest.raises(
-        UnknownMessageType, match=r"decorate it .*aliases=\['shop.Remind'\]\)"
-    ):
+    with pytest.raises(UnknownMessageType, match=r"decorate it .*aliases=\['shop.Remind'\]\)"):
         MessageTypes().decode({Headers.ENCLOSED_MESSAGE_TYPES: "shop.Remind"}, b"{}")
 
 

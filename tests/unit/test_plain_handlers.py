@@ -117,7 +117,10 @@ async def test_a_function_that_hides_that_it_is_asynchronous_fails_its_message(w
     async def handle(message: Pay, context: BlockingHandlerContext) -> None:
         pass
 
-    world.endpoint.handler(Pay)(lambda message, context: handle(message, context))  # noqa: PLW0108 - it hides it
+    def hidden(message: Pay, context: BlockingHandlerContext) -> object:
+        return handle(message, context)
+
+    world.endpoint.handler(Pay)(hidden)
     async with world.endpoint as sales:
         await sales.send(Pay())
         await until(lambda: world.arrived("error"))

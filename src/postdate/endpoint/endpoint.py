@@ -45,7 +45,8 @@ from postdate.runtime import forks
 from postdate.runtime.reporting import NO_METRICS, Metrics
 
 M = TypeVar("M")
-H = TypeVar("H", bound=Handler | PlainHandler)
+C = TypeVar("C")
+R = TypeVar("R")
 
 
 class Endpoint(forks.ForkAware):
@@ -201,7 +202,9 @@ class Endpoint(forks.ForkAware):
 
     # --- configuration ------------------------------------------------------------------------------------------
 
-    def handler(self, message_type: type[M], *, name: str | None = None) -> Callable[[H], H]:
+    def handler(
+        self, message_type: type[M], *, name: str | None = None
+    ) -> Callable[[Callable[[M, C], R]], Callable[[Any, C], R]]:
         """Register a function ``handle(message, context)`` for messages of ``message_type``.
 
         A plain function runs in a thread, and receives a :class:`postdate.BlockingHandlerContext`.
@@ -213,7 +216,7 @@ class Endpoint(forks.ForkAware):
         if self.send_only:
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
 
-        def register(handle: H) -> H:
+        def register(handle: Callable[[M, C], R]) -> Callable[[Any, C], R]:
             if not callable(handle):
                 raise ConfigurationError(f"handler {handle!r} must be a function (message, context)")
             self._add_type(message_type, name)

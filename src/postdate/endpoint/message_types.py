@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -64,7 +64,7 @@ def message(name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
     if isinstance(aliases, str):  # a text is a sequence of texts, too
         raise ConfigurationError(f"aliases must be a list of names, not the text {aliases!r}")
     for each in (name, *aliases):
-        value: object = each
+        value = cast("object", each)
         if not isinstance(value, str) or not value.strip() or value != value.strip() or not {*value}.isdisjoint(",;\n"):
             raise ConfigurationError(
                 f"a message type has a name without blanks at its ends, commas and semicolons, not {value!r}"

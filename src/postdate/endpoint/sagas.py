@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
@@ -36,7 +36,13 @@ log = logging.getLogger("postdate.sagas")
 
 S = TypeVar("S")
 M = TypeVar("M")
-H = TypeVar("H", bound=Callable[..., Awaitable[None]])
+C = TypeVar("C")
+R = TypeVar("R")
+T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., Any])
+
+# A decorator checks that its method takes such messages. It returns a method that takes any, because another decorator
+# may name another type that the method takes, too.
 
 _MARK = "__postdate_saga__"
 
@@ -63,7 +69,9 @@ class SagaMethod:
     method: str = ""
 
 
-def started_by(message_type: type[M], *, correlate: Callable[[M], object] | None = None) -> Callable[[H], H]:
+def started_by(
+    message_type: type[M], *, correlate: Callable[[M], object] | None = None
+) -> Callable[[Callable[[T, M, C], R]], Callable[[T, Any, C], R]]:
     """Let messages of a type start an instance. An instance that exists already handles them, too.
 
     Args:
@@ -74,12 +82,14 @@ def started_by(message_type: type[M], *, correlate: Callable[[M], object] | None
     return _saga_decorator(SagaMethod(SagaRole.STARTS, message_type, correlate))
 
 
-def handles(message_type: type[M], *, correlate: Callable[[M], object] | None = None) -> Callable[[H], H]:
+def handles(
+    message_type: type[M], *, correlate: Callable[[M], object] | None = None
+) -> Callable[[Callable[[T, M, C], R]], Callable[[T, Any, C], R]]:
     """Handle messages of a type with their instance; see :func:`started_by`."""
     return _saga_decorator(SagaMethod(SagaRole.HANDLES, message_type, correlate))
 
 
-def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
+def handles_reply(message_type: type[M]) -> Callable[[Callable[[T, M, C], R]], Callable[[T, Any, C], R]]:
     """Handle replies of a type with the instance that sent the original message.
 
     A reply names its instance in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``; its content does not
@@ -88,7 +98,7 @@ def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
     return _saga_decorator(SagaMethod(SagaRole.HANDLES_REPLIES, message_type, None))
 
 
-def handles_timeout(timeout_type: type[Any]) -> Callable[[H], H]:
+def handles_timeout(timeout_type: type[M]) -> Callable[[Callable[[T, M, C], R]], Callable[[T, Any, C], R]]:
     """Handle timeouts of a type that this saga has requested, and no other messages of the type."""
     return _saga_decorator(SagaMethod(SagaRole.TIMES_OUT, timeout_type, None))
 
