@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
-
-from pyspark.sql.streaming.query import StreamingQuery
+from typing import TYPE_CHECKING, Final
 
 from postdate.clock import steady_seconds
 from postdate.config import redact_secrets
 from postdate.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
 _AS_SPARK_WRITES: Final = """Spark's writer does that when it is told .option("escape", '"')"""

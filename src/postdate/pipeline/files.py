@@ -31,13 +31,7 @@ from postdate.pipeline import texts
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.rows import NOT_UTF8, Batches, quote_name
 from postdate.pipeline.session import is_connect
-
-ORIGIN: Final = "postdate_origin"
-"""The column with the origin of a row of a file: its file, its line, its bytes, and why it is malformed.
-
-It has the fields of :class:`postdate.pipeline.texts.RowOrigin`. Tables of CSV and JSON have it, and streams that keep
-malformed rows.
-"""
+from postdate.pipeline.texts import ORIGIN
 
 _STREAM_FORMATS: Final = ("csv", "json", "parquet")
 _PACKAGES: Final[Mapping[str, str]] = MappingProxyType(

@@ -26,9 +26,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.clock import from_microseconds
 from postdate.core import changes
 from postdate.errors import PipelineError
-from postdate.messages import Headers, Origin, check_text, decode_headers, origin_of
+from postdate.messages import Headers, decode_headers
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.frames import open_snapshot, part_frame, persist_frame, read_part, scan_parts
+from postdate.pipeline.load_names import check_load, load_of
 from postdate.pipeline.plain import to_plain
 from postdate.pipeline.rows import INSTANT, MESSAGE_COLUMNS, Batches, pc, spark_schema
 from postdate.pipeline.session import check_utc, count_slots
@@ -36,9 +37,6 @@ from postdate.pipeline.stores import OpenStore, StoreSpec, open_in_task, open_sp
 from postdate.ports import AdministrableStore, Answer, Scan, ScanPart
 
 T = TypeVar("T")
-
-LOAD_LIMIT: Final = 200
-"""Characters in the name of a load."""
 
 _HEADER_TEXT: Final = f'"{Headers.LOAD}":'
 """How the header begins in encoded headers. Quotes inside a text have a backslash, so other texts seldom match."""
@@ -51,20 +49,6 @@ _CALLS_AT_ONCE: Final = 16
 _CALLS_BETWEEN_OUTAGES: Final = 500
 """Calls that are repeated together when one of them meets an outage. A repeated call changes nothing more."""
 _SHOWN_DESTINATIONS, _SHOWN_GROUPS, _SHOWN_MESSAGES = 20, 1_000, 10
-
-
-def check_load(name: str) -> None:
-    """Refuse a name that no load can have: blank, longer than 200 characters, or no valid text.
-
-    Raises:
-        InvalidMessage: shows the name.
-    """
-    check_text(name, "the name of the load", LOAD_LIMIT)
-
-
-def load_of(headers: Mapping[str, str]) -> str | None:
-    """Return the load of a message with these headers; ``None`` for a message that belongs to none."""
-    return headers.get(Headers.LOAD) if origin_of(headers) is Origin.APPLICATION else None
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

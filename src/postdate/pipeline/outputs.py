@@ -13,13 +13,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-from pyspark.sql import DataFrame, SparkSession
+from typing import TYPE_CHECKING, Any, Final
 
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.session import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """The beginning of a URI. One letter is no scheme, but a drive of Windows."""
@@ -85,6 +85,8 @@ def check_new_folder(spark: SparkSession, location: str | Path, subject: str) ->
     Raises:
         PipelineError: the folder exists, no file system has the scheme, or the folder cannot be written.
     """
+    from postdate.pipeline.session import is_connect
+
     check_new_path(location, subject)
     url = url_of(location)
     with shorten_errors(f"{location} cannot be written"):

@@ -27,7 +27,8 @@ from postdate.core import changes
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, Headers, decode_headers, format_timestamp
 from postdate.pipeline.duplicates import find_conflicts, find_duplicate_ids, read_pending
-from postdate.pipeline.loads import call_each, load_of, require_administrable, select_load
+from postdate.pipeline.load_names import load_of
+from postdate.pipeline.loads import call_each, require_administrable, select_load
 from postdate.pipeline.rows import MESSAGE_COLUMNS, messages_of, pc
 from postdate.pipeline.stores import OpenStore
 from postdate.ports import AdministrableStore, Answer, ReplacingStore

@@ -68,6 +68,13 @@ ORIGIN_TYPE: Final = pa.struct(
 )
 """The fields of :class:`RowOrigin`."""
 
+ORIGIN: Final = "postdate_origin"
+"""The column with the origin of a row of a file: its file, its line, its bytes, and why it is malformed.
+
+It has the fields of :class:`RowOrigin`. Tables of CSV and JSON have it, and streams that keep
+malformed rows.
+"""
+
 _BOM: Final = "\ufeff"
 _NOT_DECODED: Final = "\ufffd"
 _QUOTED: Final = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"')

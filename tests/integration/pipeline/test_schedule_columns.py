@@ -19,7 +19,8 @@ from postdate.errors import PipelineError
 from postdate.messages import encode_headers
 from postdate.pipeline.frames import open_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import INSTANT, split_rows
-from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, _store_all, schedule
+from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, schedule
+from postdate.pipeline.schedule.storing import store_all
 from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.pipeline.texts import ORIGIN_TYPE
 from postdate.ports import Scan, ScanFilter
@@ -340,7 +341,7 @@ def test_a_task_that_dies_and_runs_again_stores_nothing_twice(
     """It dies after a commit that Spark was not told of; Spark runs it again from the beginning."""
     with open_spec(postgres, create=True) as store:
         store.setup()
-    task = partial(_store_all, postgres, now, 70, None)
+    task = partial(store_all, postgres, now, 70, None)
     dying = task(iter(task_rows))
     for _ in range(5):
         next(dying)
@@ -355,7 +356,7 @@ def test_a_task_that_runs_twice_at_once_stores_nothing_twice(
 ) -> None:
     with open_spec(postgres, create=True) as store:
         store.setup()
-    task = partial(_store_all, postgres, now, 20, None)
+    task = partial(store_all, postgres, now, 20, None)
     with ThreadPoolExecutor(2) as both:
         told = list(both.map(lambda _: counted(task(iter(task_rows))), range(2)))
     assert told[0] + told[1] == Counter(stored=1_000, already_there=1_000)
