@@ -34,13 +34,18 @@ def expiry_of(headers: Mapping[str, str]) -> datetime | None:
     Raises:
         InvalidTimestamp: the time sent or the absolute expiry is malformed, or the sum is outside the calendar.
     """
-    absolute, relative = expires_at_of(headers), _time_to_be_received_expiry(headers)
+    absolute, relative = expires_at_of(headers), relative_expiry_of(headers)
     if absolute is None or relative is None:
         return absolute or relative
     return min(absolute, relative)
 
 
-def _time_to_be_received_expiry(headers: Mapping[str, str]) -> datetime | None:
+def relative_expiry_of(headers: Mapping[str, str]) -> datetime | None:
+    """Return the end of the time to be received, UTC, without an absolute expiry; ``None`` if there is none.
+
+    Raises:
+        InvalidTimestamp: the time sent is malformed, or the sum is outside the calendar.
+    """
     text, time_sent = headers.get(Headers.TIME_TO_BE_RECEIVED), headers.get(Headers.TIME_SENT)
     span = None if text is None else parse_time_span(text)
     if span is None or time_sent is None:

@@ -15,19 +15,22 @@ import gzip
 import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet
-from pyspark.sql import SparkSession
 
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.files import input_format_of
+from postdate.pipeline.inputs import input_format_of
 from postdate.pipeline.rows import Batches
 from postdate.pipeline.texts import Encoding
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _LARGEST_CELL: Final = 2**31 - 1
 _DECOMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = MappingProxyType(
@@ -51,13 +54,26 @@ def count_rows(
             2 GiB.
     """
     paths = [path] if isinstance(path, str) else list(path)
-    name = input_format_of(paths, input_format)
-    if name not in _COUNTERS:
-        raise PipelineError(f"rows of {name} have no other reader here; verify {', '.join(_COUNTERS)}")
+    name = _counted_format_of(paths, input_format)
     count = partial(_count_files, name, Encoding(encoding), delimiter)
     with shorten_errors(f"cannot count the rows of {', '.join(map(repr, paths))}"):
         files = spark.read.format("binaryFile").load(paths).select("path", "content")
         return sum(row["rows"] for row in files.mapInArrow(count, "rows long").collect())
+
+
+def _counted_format_of(paths: Sequence[str], input_format: str | None) -> str:
+    name = input_format_of(paths, input_format)
+    if name not in _COUNTERS:
+        raise PipelineError(f"rows of {name} have no other reader here; verify {', '.join(_COUNTERS)}")
+    return name
+
+
+def count_rows_in_files(
+    files: Sequence[Path], input_format: str | None = None, encoding: str = "UTF-8", delimiter: str = ","
+) -> int:
+    """Return the number of rows in files of this machine, without Spark."""
+    name = _counted_format_of([str(file) for file in files], input_format)
+    return sum(_count_file(name, Encoding(encoding), delimiter, str(file), file.read_bytes()) for file in files)
 
 
 def _count_files(name: str, encoding: Encoding, delimiter: str, batches: Batches) -> Batches:
@@ -65,9 +81,18 @@ def _count_files(name: str, encoding: Encoding, delimiter: str, batches: Batches
         counts = list[int]()
         for row in range(batch.num_rows):
             path, content = (batch.column(number)[row].as_py() for number in (0, 1))
-            decompress = next((each for end, each in _DECOMPRESS.items() if path.endswith(end)), None)
-            counts.append(_COUNTERS[name](content if decompress is None else decompress(content), encoding, delimiter))
+            counts.append(_count_file(name, encoding, delimiter, path, content))
         yield pa.record_batch([pa.array(counts, pa.int64())], names=["rows"])
+
+
+def _count_file(name: str, encoding: Encoding, delimiter: str, path: str, content: bytes) -> int:
+    return _COUNTERS[name](decompress(path, content), encoding, delimiter)
+
+
+def decompress(path: str, content: bytes) -> bytes:
+    """Return the content of a file that may be compressed, by the end of its name."""
+    unpack = next((each for end, each in _DECOMPRESS.items() if path.endswith(end)), None)
+    return content if unpack is None else unpack(content)
 
 
 def _count_csv(content: bytes, encoding: Encoding, delimiter: str) -> int:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from postdate.clock import steady_seconds
 from postdate.config import redact_secrets
 from postdate.errors import PipelineError
+from postdate.pipeline.texts import AS_SPARK_WRITES
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
-_AS_SPARK_WRITES: Final = """Spark's writer does that when it is told .option("escape", '"')"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ _REASONS: Final = (
             re.compile("Unescaped quote "),
             re.compile(r"error was thrown: line=(\d+)"),
         ),
-        f"{{0}} has a quote inside quotes, after line {{1}}, that is not written twice: {_AS_SPARK_WRITES}",
+        f"{{0}} has a quote inside quotes, after line {{1}}, that is not written twice: {AS_SPARK_WRITES}",
     ),
     _Reason(
         (

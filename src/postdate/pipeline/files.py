@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
@@ -29,22 +27,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from postdate.errors import PipelineError
 from postdate.pipeline import texts
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.rows import NOT_UTF8, Batches, quote_name
+from postdate.pipeline.inputs import PACKAGES, check_encoding, input_format_of, origin_of
+from postdate.pipeline.rows import Batches, quote_name
 from postdate.pipeline.session import is_connect
 from postdate.pipeline.texts import ORIGIN
 
 _STREAM_FORMATS: Final = ("csv", "json", "parquet")
-_PACKAGES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "avro": "org.apache.spark:spark-avro_2.13",
-        "delta": "io.delta:delta-spark_2.13",
-        "iceberg": "org.apache.iceberg:iceberg-spark-runtime",
-    }
-)
-"""Formats that Spark reads only with another package."""
-
-FORMATS: Final = (*_STREAM_FORMATS, "orc", *_PACKAGES)
-_JSON_LINES = frozenset({"jsonl", "ndjson"})
 
 _ANY_AGE = "1000000d"
 """Files are read whatever their age, because tools that move, copy or unpack files keep their times.
@@ -85,7 +73,7 @@ def read_input(
     paths = [path] if isinstance(path, str) else list(path)
     name = input_format_of(paths, input_format)
     subject = ", ".join(map(repr, paths))
-    checked_encoding = _check_encoding(texts.Encoding(encoding), name)
+    checked_encoding = check_encoding(texts.Encoding(encoding), name)
     checked_delimiter = texts.Delimiter(delimiter).text
     with shorten_errors(f"cannot read {subject}"):
         match name:
@@ -100,29 +88,6 @@ def read_input(
                 return _read_with_package(spark, paths, name)
 
 
-def input_format_of(paths: Sequence[str], input_format: str | None = None) -> str:
-    """Return the format of the files of an input, by default from the ends of their names.
-
-    Raises:
-        PipelineError: there is no file, the format is unknown, or the files have different formats.
-    """
-    if not paths:
-        raise PipelineError("there is nothing to read: name a file or a directory")
-    subject = ", ".join(map(repr, paths))
-    formats = {input_format or _format_by_name(each) for each in paths}
-    if len(formats) > 1:
-        raise PipelineError(f"{subject} have different formats, {' and '.join(sorted(formats))}; read each alone")
-    (name,) = formats
-    if name not in FORMATS:
-        raise PipelineError(f"cannot tell the format of {subject}; say one of {', '.join(FORMATS)}")
-    return name
-
-
-def _format_by_name(path: str) -> str:
-    name = Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
-    return "json" if name in _JSON_LINES else name
-
-
 def _read_with_package(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
     try:
         return spark.read.format(name).load(paths)
@@ -131,7 +96,7 @@ def _read_with_package(spark: SparkSession, paths: list[str], name: str) -> Data
         if "Failed to find" not in text and "DATA_SOURCE_NOT_FOUND" not in text and "ClassNotFound" not in text:
             raise
         raise PipelineError(
-            f"Spark has no package for {name} here: start it with {_PACKAGES[name]} of its version among "
+            f"Spark has no package for {name} here: start it with {PACKAGES[name]} of its version among "
             f"spark.jars.packages"
         ) from error
 
@@ -169,7 +134,7 @@ def read_directory(  # noqa: PLR0913 - which files, and how to read them
         raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
     if files_at_once < 1:
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
-    checked_encoding = _check_encoding(texts.Encoding(encoding), format)
+    checked_encoding = check_encoding(texts.Encoding(encoding), format)
     with ExitStack() as stack:
         stack.enter_context(shorten_errors(f"cannot read {path!r} with the schema {schema!r}"))
         if format == "parquet" and _NANOSECONDS.search(schema):
@@ -193,12 +158,6 @@ def read_directory(  # noqa: PLR0913 - which files, and how to read them
         return rows.select(row.alias("row")).select("row.*")
 
 
-def _check_encoding(encoding: texts.Encoding, name: str) -> texts.Encoding:
-    if name == "json" and not encoding.is_ascii_compatible:
-        raise PipelineError(f"JSON is not read in {encoding.name}; convert it to UTF-8")
-    return encoding
-
-
 # --- where rows stand, and streams that keep malformed rows -----------------------------------------------------------
 
 
@@ -211,19 +170,7 @@ _TEXT_WITH_ORIGIN: Final = StructType([StructField("text", StringType()), ORIGIN
 _WRONG_VALUE: Final = "_corrupt_record"
 """The column in which Spark puts the text of a row with a value that is not of its type."""
 
-_MALFORMED_DETAIL: Final = (
-    "the line has more or fewer cells than the header line, or is not a JSON object with each name once"
-)
 _VALUE_DETAIL: Final = "a value is not of the type that the schema names"
-
-
-def _origin_of(row: texts.Row, file: str, encoding: texts.Encoding) -> texts.RowOrigin:
-    if not row.is_malformed:
-        return texts.RowOrigin(file, row.line, row.content)
-    if encoding.is_valid(row.content):
-        return texts.RowOrigin(file, row.line, row.content, "malformed_row", _MALFORMED_DETAIL)
-    detail = f"the row is not {encoding.name}; the column bytes has its bytes. Name the encoding of the file"
-    return texts.RowOrigin(file, row.line, row.content, NOT_UTF8, detail)
 
 
 def _rows_with_origin(
@@ -267,7 +214,7 @@ def _json_origins(encoding: texts.Encoding, batches: Batches) -> Batches:
             if line.strip():
                 is_malformed = texts.json_object(line, encoding, case_sensitive=True) is None
                 text = None if is_malformed else (encoding.decode(line) or "").removeprefix("\ufeff")
-                origin = _origin_of(texts.Row((), is_malformed, line, numbers[path, start]), path, encoding)
+                origin = origin_of(texts.Row((), is_malformed, line, numbers[path, start]), path, encoding)
                 rows.append((text, origin if start == 0 else origin._replace(line=None)))
         yield _text_batch(rows)
 
@@ -301,7 +248,7 @@ def _csv_origins(names: list[str], encoding: texts.Encoding, batches: Batches) -
                 continue
             for row in record_rows:
                 text = None if row.is_malformed else ",".join(map(_quote_cell, row.cells))
-                rows.append((text, _origin_of(row, path, encoding)))
+                rows.append((text, origin_of(row, path, encoding)))
         yield _text_batch(rows)
 
 
@@ -368,7 +315,7 @@ def _schema_of(names: Sequence[str], folders: Sequence[StructField]) -> StructTy
 def _parse_csv(header: list[str | None], encoding: texts.Encoding, delimiter: str, batches: Batches) -> Batches:
     for batch, positions, rows in _csv_file_rows(header, encoding, batches, delimiter):
         paths = _column(batch, 0)
-        origins = [_origin_of(row, paths[position], encoding) for row, position in zip(rows, positions, strict=True)]
+        origins = [origin_of(row, paths[position], encoding) for row, position in zip(rows, positions, strict=True)]
         yield texts.to_table(rows, origins, positions, batch, len(header), skipped=3)
 
 
@@ -491,7 +438,7 @@ def _parse_json(
                 values = parse(line)
                 cells = [None] * len(names) if values is None else [*map(values.get, names)]
                 rows.append(texts.Row(cells, values is None, line, numbers[file, start]))
-                origins.append(_origin_of(rows[-1], file, encoding))
+                origins.append(origin_of(rows[-1], file, encoding))
                 positions.append(position)
         yield texts.to_table(rows, origins, positions, batch, len(names), skipped=3)
 

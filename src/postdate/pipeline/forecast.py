@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import numpy as np
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -20,24 +20,18 @@ from pyspark.sql.types import StringType, TimestampType
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import OF_THE_STORE, aware_utc
-from postdate.pipeline import forecast_result
+from postdate.pipeline import forecast_result, forecast_shape
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.forecast_rates import HerdSpan, Load, find_herds, horizon, needed_rate, round_width
+from postdate.pipeline.forecast_rates import HerdSpan, Load, find_herds, horizon
 from postdate.pipeline.frames import STORAGE, persist_frame, scan_frame, scan_parts
 from postdate.pipeline.rows import CALENDAR, quote_name
 from postdate.pipeline.session import check_utc
 from postdate.pipeline.stores import StoreSpec
 
-MOST_INTERVALS = 400
-"""Maximum number of intervals in JSON and on the page."""
-
 MOST_STEPS = 4_000_000
 """Maximum number of due times that come to the driver. Beyond it, ten seconds or more are counted as one."""
 
 _STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
-_MOST_DESTINATIONS, _SEPARATE_DESTINATIONS = 400, 8
-_MOST_HERDS, _DESTINATIONS_OF_A_HERD = 100, 5
-_TOLERANCES_SECONDS = (10.0, 60.0)
 
 
 @shorten_errors("the forecast has failed")
@@ -121,16 +115,14 @@ def _forecast(
         total = _total(counts)
         step = _step(counts, total["groups"])
         upcoming = _upcoming(counts, step)
-        width = round_width(
-            _span(upcoming), MOST_INTERVALS, max(forecast_result.FRAME_WIDTHS.get(options.width, 1), step)
-        )
+        width = forecast_shape.interval_width(upcoming, options.width)
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
         destination_count = len(destinations)
-        if destination_count == _MOST_DESTINATIONS:
+        if destination_count == forecast_shape.MOST_DESTINATIONS:
             destination_count = counts.where("second IS NOT NULL").select("destination").distinct().count()
         spans = find_herds(upcoming, options.herd_factor, options.herd_least)
-        load_width = _load_width(upcoming, options.width)
+        load_width = forecast_shape.load_width(upcoming, options.width)
         return forecast_result.ForecastResult(
             source=source,
             as_of=as_of,
@@ -146,9 +138,9 @@ def _forecast(
             intervals=_intervals(counts, width, last + step, destinations) if len(upcoming) else (),
             interval_seconds=width,
             beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
-            herds=_herds(counts, spans[:_MOST_HERDS], step),
+            herds=_herds(counts, spans[: forecast_shape.MOST_HERDS], step),
             herds_found=len(spans),
-            needed=_needed_rates(upcoming, as_of, total["overdue"], options.tolerance),
+            needed=forecast_shape.needed_rates(upcoming, as_of, total["overdue"], options.tolerance),
             load_width_seconds=load_width,
             load=_load(counts, load_width),  # This is the last step of Spark, because the table stays in its memory.
             took_seconds=time.perf_counter() - started,
@@ -232,25 +224,11 @@ def _destinations(counts: DataFrame) -> tuple[forecast_result.DestinationLoad, .
             last_due=from_microseconds(row["last"]),
             most_in_a_second=row["most"],
         )
-        for row in rows.orderBy(F.desc("messages"), "destination").limit(_MOST_DESTINATIONS).collect()
+        for row in rows.orderBy(F.desc("messages"), "destination").limit(forecast_shape.MOST_DESTINATIONS).collect()
     )
 
 
 # --- over time --------------------------------------------------------------------------------------------------------
-
-
-def _span(load: Load) -> int:
-    return horizon(load) - int(load.seconds[0]) + load.step if len(load) else 0
-
-
-def _load_width(load: Load, width_name: str) -> int:
-    if width_name != forecast_result.AUTO:
-        return forecast_result.FRAME_WIDTHS[width_name]
-    span = _span(load)
-    return next(
-        (width for width in forecast_result.FRAME_WIDTHS.values() if span < MOST_INTERVALS * width),
-        forecast_result.FRAME_WIDTHS["day"],
-    )
 
 
 def _load(counts: DataFrame, width: int) -> DataFrame:
@@ -269,7 +247,7 @@ def _load(counts: DataFrame, width: int) -> DataFrame:
 def _intervals(
     counts: DataFrame, width: int, end: int, destinations: Sequence[forecast_result.DestinationLoad]
 ) -> tuple[forecast_result.LoadInterval, ...]:
-    separate_names = [each.destination for each in destinations[:_SEPARATE_DESTINATIONS]]
+    separate_names = [each.destination for each in destinations[: forecast_shape.SEPARATE_DESTINATIONS]]
     name = F.col("destination")
     index = F.coalesce(
         *(
@@ -307,13 +285,14 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[for
     herds = counts.sparkSession.createDataFrame(rows, "herd int, start long, last long")
     steps = F.explode(F.sequence("start", "last", F.lit(step).cast("long"))).alias("step")
     upcoming = counts.where("messages > overdue").withColumn("step", _floor_seconds(F.col("second"), step))
+    by_size = F.sort_array(F.collect_list(F.struct("fewer", "destination")))
     herd_shares = (
         upcoming.join(F.broadcast(herds.select("herd", steps)), "step")
         .groupBy("herd", "destination")
         # The number is negative, so that the largest comes first.
         .agg(F.sum(F.col("overdue") - F.col("messages")).alias("fewer"))
         .groupBy("herd")
-        .agg(F.slice(F.sort_array(F.collect_list(F.struct("fewer", "destination"))), 1, _DESTINATIONS_OF_A_HERD))
+        .agg(F.slice(by_size, 1, forecast_shape.DESTINATIONS_OF_A_HERD))
     )
     top_shares = {
         row[0]: tuple(forecast_result.DestinationShare(share["destination"], -share["fewer"]) for share in row[1])
@@ -329,19 +308,4 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[for
             destinations=top_shares[number],
         )
         for number, span in enumerate(spans)
-    )
-
-
-# --- the rate that is needed ------------------------------------------------------------------------------------------
-
-
-def _needed_rates(
-    load: Load, as_of: datetime, overdue: int, tolerance: timedelta
-) -> tuple[forecast_result.NeededRate, ...]:
-    """Return the needed rates. No tolerance can be shorter than a step."""
-    upcoming, with_overdue = (load.starting_at(to_microseconds(as_of) // 1_000_000, each) for each in (0, overdue))
-    tolerances = (tolerance.total_seconds(), *_TOLERANCES_SECONDS)
-    return tuple(
-        forecast_result.NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(with_overdue, seconds))
-        for seconds in sorted({max(seconds, float(load.step)) for seconds in tolerances})
     )

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
-
 from postdate.errors import PipelineError
 from postdate.operations.plain import format_span
+from postdate.pipeline.engines import EngineName
+from postdate.pipeline.local.folders import LocalFolder, check_local_folder
 from postdate.pipeline.outputs import NewFolder, check_new_folder
 from postdate.pipeline.plain import to_plain
 
@@ -155,8 +155,9 @@ class ForecastResult:
         source: address of the store, without password, or the name of another source.
         as_of: the instant against which overdue is measured; UTC.
         options: options of the call.
-        load: the table: ``start`` (timestamp), ``destination``, ``messages``, ``overdue`` (long), in no order. Spark
-            keeps it until ``load.unpersist()`` or the end of the session.
+        load: the table: ``start`` (timestamp), ``destination``, ``messages``, ``overdue`` (long), in no order. A frame
+            of Spark, which keeps it until ``load.unpersist()`` or the end of the session; of the local engine, a table
+            of Arrow.
         load_width_seconds: length of the intervals of the table.
         step_seconds: resolution with which due times were counted: 1, and more only for plans of many millions of
             seconds.
@@ -173,12 +174,13 @@ class ForecastResult:
         herds: biggest first, at most 100.
         herds_found: total number of herds.
         needed: for the given tolerance, 10 s and 60 s; in order.
+        engine: what has counted the messages, ``local`` or ``spark``; the results of both are the same.
     """
 
     source: str
     as_of: datetime
     options: ForecastOptions
-    load: DataFrame = field(repr=False, compare=False)
+    load: Any = field(repr=False, compare=False)
     load_width_seconds: int
     step_seconds: int = 1
     messages: int = 0
@@ -195,6 +197,7 @@ class ForecastResult:
     herds_found: int = 0
     needed: tuple[NeededRate, ...] = ()
     took_seconds: float = 0.0
+    engine: EngineName = "spark"
 
     @property
     def upcoming(self) -> int:
@@ -221,7 +224,7 @@ class ForecastResult:
             for each in self.needed
         ]
 
-    def write_load(self, path: str | Path | NewFolder, load_format: str = "parquet") -> None:
+    def write_load(self, path: str | Path | NewFolder | LocalFolder, load_format: str = "parquet") -> None:
         """Write the table, in order of time and destination, to a new directory.
 
         Args:
@@ -234,7 +237,15 @@ class ForecastResult:
         """
         if load_format not in _LOAD_FORMATS:
             raise PipelineError(f"the table is written as {' or '.join(_LOAD_FORMATS)}, not {load_format!r}")
-        folder = path if isinstance(path, NewFolder) else check_new_folder(self.load.sparkSession, path, "the table")
+        if self.engine == "local":
+            local = check_local_folder(path, "the table") if isinstance(path, str | Path) else path
+            assert isinstance(local, LocalFolder)
+            local.write(self.load, load_format)
+            return
+        folder = path
+        if isinstance(folder, str | Path):
+            folder = check_new_folder(self.load.sparkSession, folder, "the table")
+        assert isinstance(folder, NewFolder)
         folder.write(self.load.orderBy("start", "destination"), load_format, header=True)
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, 
 from postdate.clock import to_microseconds
 from postdate.core.zones import offset_intervals
 from postdate.errors import PipelineError
+from postdate.pipeline import time_texts
 from postdate.pipeline.clock_times import (
     DAY_SECONDS,
     Ambiguous,
@@ -35,19 +36,6 @@ from postdate.pipeline.rows import CALENDAR, quote_name
 
 __all__ = ["Ambiguous", "LocalTimes", "Nonexistent", "ZoneTimes", "add_time", "differs_from_java"]
 
-_USUAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?$"
-"""The form in which nearly all times are written, and which Spark reads."""
-
-_EXTENDED: Final = r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,:]([0-9]{1,9}))?)?"
-_BASIC: Final = r"([0-9]{4})([0-9]{2})([0-9]{2})[Tt]([0-9]{2})([0-9]{2})(?:([0-9]{2})(?:[.,]([0-9]{1,9}))?)?"
-_OFFSET: Final = r"(?: ?(?:([Zz])|([+-][0-9]{2})(?::?([0-9]{2}))?)(?:\[[A-Za-z][\w+/-]*\])?)?"
-_ISO_8601: Final = rf"^(?:{_EXTENDED}|{_BASIC}){_OFFSET}$"
-"""All forms that are read. The wire format of NServiceBus has a colon before the microseconds. A name of a zone in
-brackets, as Java writes it behind an offset, adds nothing to the offset."""
-_PARTS: Final = "$1$8-$2$9-$3$10T$4$11:$5$12:$6$13.$7$14$15$16:$17"
-"""The parts of a time in the usual form. Parts that are missing leave their separators."""
-_BELOW_A_MICROSECOND = r"\.[0-9]{6}[0-9]*[1-9]"
-_TO_MICROSECONDS = len("2026-03-29T02:30:00.000000")
 _NEAR_THE_ENDS: Final = "^(0000|0001-?01-?01|9999-?12-?31)"
 _DAY_MICROSECONDS = timedelta(days=1) // timedelta(microseconds=1)
 _DAYS = CALENDAR[0] // _DAY_MICROSECONDS, CALENDAR[1] // _DAY_MICROSECONDS
@@ -130,16 +118,16 @@ def _clock_time(column: Column, data_type: DataType) -> tuple[Column, Column]:
 def _add_text(frame: DataFrame, name: str, column: Column, zone_times: ZoneTimes | None) -> DataFrame:
     names = {step: f"{name}~{step}" for step in ("text", "ends_a_day", "start", "time", "local")}
     text, ends_a_day, start, time, local = (F.col(quote_name(each)) for each in names.values())
-    has_offset = text.rlike("(Z|[+-][0-9]{2}:[0-9]{2})$")
+    has_offset = text.rlike(time_texts.HAS_OFFSET)
     # Spark drops digits below a microsecond. The next microsecond is used instead, so that no message is early.
-    has_more_digits = (F.length(text) > _TO_MICROSECONDS) & text.rlike(_BELOW_A_MICROSECOND)
+    has_more_digits = (F.length(text) > time_texts.TO_MICROSECONDS) & text.rlike(time_texts.BELOW_A_MICROSECOND)
     malformed = F.when(column.isNotNull() & time.isNull(), F.lit("malformed_time"))
-    usual = F.when(column.rlike(_USUAL), column).otherwise(_usual_form(F.trim(column)))
+    usual = F.when(column.rlike(time_texts.USUAL), column).otherwise(_usual_form(F.trim(column)))
     whole_day = F.replace(text, F.lit("T24:"), F.lit("T00:"))
     later = F.when(has_more_digits, start + F.lit(timedelta(microseconds=1))).otherwise(start)
     return (
         frame.withColumn(names["text"], usual)
-        .withColumn(names["ends_a_day"], text.rlike(r"T24:00:00(\.0+)?([Z+-]|$)"))
+        .withColumn(names["ends_a_day"], text.rlike(time_texts.ENDS_A_DAY))
         .withColumn(names["start"], F.when(ends_a_day, whole_day).otherwise(text).try_cast("timestamp"))
         .withColumn(names["time"], F.when(ends_a_day, start + F.lit(timedelta(days=1))).otherwise(later))
         .withColumn(names["local"], _read_local(F.when(~has_offset, time), zone_times))
@@ -157,11 +145,11 @@ def _add_text(frame: DataFrame, name: str, column: Column, zone_times: ZoneTimes
 
 def _usual_form(text: Column) -> Column:
     """Return a time in another form of ISO 8601 in the usual form; null if it is no time."""
-    parts = F.regexp_replace(text, _ISO_8601, _PARTS)
+    parts = F.regexp_replace(text, time_texts.ISO_8601, time_texts.PARTS)
     with_seconds = F.replace(F.upper(parts), F.lit(":."), F.lit(":00."))
     with_offset = F.regexp_replace(with_seconds, "([+-][0-9]{2}):$", "$1:00")
     plain = F.regexp_replace(F.regexp_replace(with_offset, ":$", ""), r"\.(?=[Z+-]|$)", "")
-    return F.when(text.rlike(_ISO_8601), plain)
+    return F.when(text.rlike(time_texts.ISO_8601), plain)
 
 
 # --- clock times ------------------------------------------------------------------------------------------------------

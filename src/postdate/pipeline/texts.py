@@ -78,6 +78,9 @@ malformed rows.
 _BOM: Final = "\ufeff"
 _NOT_DECODED: Final = "\ufffd"
 _QUOTED: Final = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"')
+AS_SPARK_WRITES: Final = """Spark's writer does that when it is told .option("escape", '"')"""
+"""What to do about a quote inside quotes that is not written twice."""
+
 SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
 
 

@@ -44,6 +44,7 @@ def audit(
         bool, option("--all-endpoints", "Every endpoint of the database, not only that of the settings.")
     ] = False,
     partitions: common.Partitions = None,
+    engine: common.EngineOption = "auto",
     *,
     cluster: common.SparkOptions,
 ) -> None:
@@ -53,9 +54,28 @@ def audit(
     nothing in the store; services may go on.
     """
     common.check_page(html, "report")
+    common.check_tables()
     store = common.store_of(use)
 
-    def job(spark: SparkSession) -> AuditResult:
+    def locally() -> AuditResult:
+        from postdate.clock import SystemClock
+        from postdate.pipeline import audit as auditing
+        from postdate.pipeline.engines import NeedsSpark
+        from postdate.pipeline.local.audit import audit as run
+
+        stores = auditing.endpoints_of(store) if all_endpoints else (store,)
+        if len(stores) > 1:
+            raise NeedsSpark("several endpoints are audited together by Spark")
+        return run(
+            stores[0],
+            SystemClock().now(),
+            late_after=late_after,
+            findings_to=findings,
+            destinations_to=destinations,
+            most_records=choice.most_messages,
+        )
+
+    def on_spark(spark: SparkSession) -> AuditResult:
         from postdate.clock import SystemClock
         from postdate.pipeline import audit as auditing
 
@@ -72,7 +92,10 @@ def audit(
             state=state,
         )
 
-    result = common.run_on_spark(job, cluster)
+    only_spark = {"--state": state, "--records": records}
+    spark_option = next((name for name, value in only_spark.items() if value), cluster.first_given(partitions))
+    choice = common.EngineChoice(engine, None if spark_option is None else f"{spark_option} is for Spark")
+    result = choice.run(locally, on_spark, cluster)
     if html is not None:
         from postdate.pipeline.report import write_html
 
@@ -81,7 +104,7 @@ def audit(
 
 
 def _print_audit(result: AuditResult, html: Path | None) -> None:
-    print_pairs({"store": result.store, **dict(result.table())})
+    print_pairs({"store": result.store, **dict(result.table()), "engine": result.engine})
     if len(result.by_endpoint) > 1:
         for row in result.by_endpoint:
             counts = row.counts

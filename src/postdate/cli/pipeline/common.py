@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 from postdate.cli.command import Use, create_group, handle_signals, option, usage_error
 
@@ -50,8 +50,24 @@ class SparkOptions:
             settings["spark.submit.pyFiles"] = self.py_files
         return settings
 
+    def first_given(self, partitions: int | None) -> str | None:
+        """Return the first option that only Spark has, ``--cores`` left out, which an engine may do without."""
+        given = {
+            "--master": self.master,
+            "--conf": self.conf,
+            "--py-files": self.py_files,
+            "--partitions": partitions,
+        }
+        return next((name for name, value in given.items() if value), None)
+
 
 DEFAULT_PARTITIONS: Final = 4
+
+Engine = Literal["auto", "local", "spark"]
+EngineOption = Annotated[
+    Engine,
+    option("--engine", "What does the work: this process, or Spark; auto: this process if the work is small enough."),
+]
 
 Partitions = Annotated[
     int | None,
@@ -95,6 +111,69 @@ def run_on_spark(
         spark_session(cores=cluster.cores, master=cluster.master, conf=settings) as session,
     ):
         return job(session)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine a command runs on.
+
+    Args:
+        engine: as the user chose.
+        needs_spark: why the work needs Spark, without a full stop; ``None``: it may run in this process.
+        is_large: whether ``auto`` leaves the work to Spark because of its size.
+    """
+
+    engine: Engine
+    needs_spark: str | None = None
+    is_large: bool = False
+
+    @property
+    def most_messages(self) -> int | None:
+        """From how many messages or records on a job that reads a store is left to Spark; ``None``: never."""
+        from postdate.pipeline.engines import LARGEST_LOCAL_MESSAGES, is_spark_installed
+
+        return LARGEST_LOCAL_MESSAGES if self.engine == "auto" and is_spark_installed() else None
+
+    def run(
+        self,
+        local: Callable[[], T],
+        on_spark: Callable[[SparkSession], T],
+        cluster: SparkOptions,
+        *,
+        long: bool = False,
+    ) -> T:
+        """Run the job on one engine. If ``auto`` meets what only Spark does, nothing was changed, and Spark does it."""
+        from postdate.pipeline.engines import NeedsSpark, is_spark_installed, refuse_locally
+
+        if self.engine != "spark":
+            try:
+                return self._run_locally(local)
+            except NeedsSpark as error:
+                if self.engine == "local" or not is_spark_installed():
+                    raise refuse_locally(error) from error
+                log.debug("on Spark: %s", error)
+        return run_on_spark(on_spark, cluster, long=long)
+
+    def _run_locally(self, local: Callable[[], T]) -> T:
+        from postdate.pipeline.engines import NeedsSpark, is_spark_installed
+
+        if self.needs_spark is not None:
+            raise NeedsSpark(self.needs_spark)
+        if self.engine == "auto" and self.is_large and is_spark_installed():
+            raise NeedsSpark("the input is large")
+        return local()
+
+
+def check_tables() -> None:
+    """Refuse a command that needs tables if the package for them is missing."""
+    import importlib.util
+
+    from postdate.errors import ConfigurationError
+
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigurationError(
+            "pyarrow is missing: pip install 'postdate[tables]', or 'postdate[pipeline]' with Spark"
+        )
 
 
 @contextmanager

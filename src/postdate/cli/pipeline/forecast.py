@@ -34,6 +34,7 @@ def forecast(
     ] = None,
     load_format: Annotated[Literal["parquet", "csv", "json"], option("--load-format", "Of the table.")] = "parquet",
     partitions: common.Partitions = None,
+    engine: common.EngineOption = "auto",
     rate: Annotated[str | None, typer.Option("--rate", hidden=True)] = None,
     *,
     cluster: common.SparkOptions,
@@ -47,12 +48,24 @@ def forecast(
             "leave out --rate, and compare your rate with the needed rates, one of which is for --tolerance"
         )
     common.check_page(html, "page")
+    common.check_tables()
     store = common.store_of(use)
     from postdate.pipeline.forecast_result import ForecastOptions
 
     options = ForecastOptions(width, tolerance, herd_factor, herd_least)
 
-    def job(spark: SparkSession) -> ForecastResult:
+    def locally() -> ForecastResult:
+        from postdate.clock import SystemClock
+        from postdate.pipeline.local.folders import check_local_folder
+        from postdate.pipeline.local.forecast import forecast as run
+
+        folder = None if load is None else check_local_folder(load, "the table")
+        result = run(store, SystemClock().now(), options, most_messages=choice.most_messages)
+        if folder is not None:
+            result.write_load(folder, load_format)
+        return result
+
+    def on_spark(spark: SparkSession) -> ForecastResult:
         from postdate.clock import SystemClock
         from postdate.pipeline.forecast import forecast as run
         from postdate.pipeline.outputs import check_new_folder
@@ -63,7 +76,9 @@ def forecast(
             result.write_load(folder, load_format)
         return result
 
-    result = common.run_on_spark(job, cluster)
+    spark_option = cluster.first_given(partitions)
+    choice = common.EngineChoice(engine, None if spark_option is None else f"{spark_option} is for Spark")
+    result = choice.run(locally, on_spark, cluster)
     if html is not None:
         from postdate.pipeline.forecast_report import write_forecast
 
@@ -74,7 +89,7 @@ def forecast(
 def _print_forecast(result: ForecastResult, html: Path | None, load: str | None) -> None:
     from postdate.pipeline.forecast_result import headlines
 
-    print_pairs({"source": result.source, **dict(result.table())})
+    print_pairs({"source": result.source, **dict(result.table()), "engine": result.engine})
     print()
     for sentence in headlines(result):
         print(escape_control_characters(sentence))

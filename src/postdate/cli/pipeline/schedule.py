@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import glob
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from postdate.cli.command import Use, command, name_option, option, usage_error
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
-from postdate.errors import PipelineError
+from postdate.cli.pipeline.common import Engine, EngineChoice, EngineOption, SparkOptions, app, check_tables, store_of
 
 if TYPE_CHECKING:
-    from postdate.pipeline.schedule import ScheduleResult, SyncResult
+    from postdate.pipeline.clock_times import LocalTimes
+    from postdate.pipeline.schedule import ScheduleJob, ScheduleResult, SyncResult
     from postdate.pipeline.session import SparkSession
     from postdate.pipeline.stores import StoreSpec
 
@@ -69,48 +68,90 @@ class InputOptions:
             raise usage_error("--destination and --destination-value exclude each other")
 
     def run(
-        self, sources: list[str], store: StoreSpec, partitions: int | None, cluster: SparkOptions, **parameters: Any
+        self,
+        sources: list[str],
+        store: StoreSpec,
+        partitions: int | None,
+        cluster: SparkOptions,
+        engine: Engine = "spark",
+        **parameters: Any,
     ) -> ScheduleResult:
         """Read the input and run a schedule job with these other parameters of it."""
-        for source in sources:
-            if not _local_paths(source) and "://" not in source:
-                raise PipelineError(f"there is no file or folder {source!r} to read")
+        from postdate.errors import PipelineError
+        from postdate.pipeline.engines import LARGEST_LOCAL_BYTES
+        from postdate.pipeline.local.files import local_paths, size_in_bytes
 
-        def job(spark: SparkSession) -> ScheduleResult:
-            from postdate.clock import SystemClock
-            from postdate.pipeline import schedule as scheduling
+        for source in sources:
+            if not local_paths(source) and "://" not in source:
+                raise PipelineError(f"there is no file or folder {source!r} to read")
+        delimiter = "\t" if self.delimiter in {"tab", "\\t"} else self.delimiter
+        reading = (sources, self.input_format, self.encoding, delimiter)
+
+        def on_spark(spark: SparkSession) -> ScheduleResult:
             from postdate.pipeline.counting import count_rows
             from postdate.pipeline.files import read_input
-            from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
+            from postdate.pipeline.schedule import schedule
 
-            delimiter = "\t" if self.delimiter in {"tab", "\\t"} else self.delimiter
-            reading = (sources, self.input_format, self.encoding, delimiter)
             messages = read_input(spark, *reading)
             expected_rows = count_rows(spark, *reading) if self.verify else None
             is_case_sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
-            columns = scheduling.ColumnMapping.match_columns(
-                messages.columns, self.unused or (), case_sensitive=is_case_sensitive, **self._given_columns()
-            )
+            job = self._job(messages.columns, store, expected_rows, parameters, case_sensitive=is_case_sensitive)
             if partitions is not None:
                 messages = messages.repartition(partitions)
-            times = (
-                None
-                if self.zone is None
-                else LocalTimes(self.zone, Ambiguous(self.ambiguous), Nonexistent(self.nonexistent))
-            )
-            rejected = parameters.pop("rejected", None)
-            job_parameters = scheduling.ScheduleJob(
-                store,
-                SystemClock().now(),
-                columns,
-                times,
-                None if rejected is None else scheduling.Rejects(rejected),
-                expected_rows=expected_rows,
-                **parameters,
-            )
-            return scheduling.schedule(messages, job_parameters)
+            return schedule(messages, job)
 
-        return run_on_spark(job, cluster, long=sum(map(_size_in_bytes, sources)) >= _LARGE_BYTES)
+        def locally() -> ScheduleResult:
+            from postdate.pipeline.counting import count_rows_in_files
+            from postdate.pipeline.local.reading import read_table
+            from postdate.pipeline.local.schedule import schedule
+
+            messages = read_table(*reading)
+            expected_rows = (
+                count_rows_in_files(messages.files, messages.input_format, *reading[2:]) if self.verify else None
+            )
+            return schedule(messages, self._job(messages.columns.names, store, expected_rows, parameters))
+
+        size = size_in_bytes(sources)
+        spark_option = "--sync" if parameters.get("sync") else cluster.first_given(partitions)
+        choice = EngineChoice(
+            engine,
+            None if spark_option is None else f"{spark_option} is for Spark",
+            is_large=size is not None and size > LARGEST_LOCAL_BYTES,
+        )
+        return choice.run(locally, on_spark, cluster, long=size is None or size >= _LARGE_BYTES)
+
+    def _job(
+        self,
+        input_columns: Sequence[str],
+        store: StoreSpec,
+        expected_rows: int | None,
+        parameters: Mapping[str, Any],
+        *,
+        case_sensitive: bool = False,
+    ) -> ScheduleJob:
+        from postdate.clock import SystemClock
+        from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob
+
+        columns = ColumnMapping.match_columns(
+            input_columns, self.unused or (), case_sensitive=case_sensitive, **self._given_columns()
+        )
+        rejected = parameters.get("rejected")
+        return ScheduleJob(
+            store,
+            SystemClock().now(),
+            columns,
+            self._local_times(),
+            None if rejected is None else Rejects(rejected),
+            expected_rows=expected_rows,
+            **{name: value for name, value in parameters.items() if name != "rejected"},
+        )
+
+    def _local_times(self) -> LocalTimes | None:
+        from postdate.pipeline.clock_times import Ambiguous, LocalTimes, Nonexistent
+
+        if self.zone is None:
+            return None
+        return LocalTimes(self.zone, Ambiguous(self.ambiguous), Nonexistent(self.nonexistent))
 
     def _given_columns(self) -> dict[str, str]:
         columns = {
@@ -157,6 +198,7 @@ def schedule(
     dry_run: Annotated[
         bool, option("--dry-run", "Check everything, store nothing, show what would be stored and set aside.")
     ] = False,
+    engine: EngineOption = "auto",
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -169,10 +211,10 @@ def schedule(
         raise usage_error("--dry-run writes nothing: leave out --rejected and --report")
     if sync and load is None:
         raise usage_error("--sync needs --load NAME: the messages under this name become those of the table")
+    check_tables()
     store = store_of(use)
-    result = table.run(
-        sources, store, partitions, cluster, rejected=rejected, report=report, dry_run=dry_run, load=load, sync=sync
-    )
+    names = {"rejected": rejected, "report": report, "dry_run": dry_run, "load": load, "sync": sync}
+    result = table.run(sources, store, partitions, cluster, engine, **names)
     report_scheduled(use, result, store)
 
 
@@ -182,20 +224,6 @@ def report_scheduled(use: Use, result: ScheduleResult, store: StoreSpec) -> None
         lambda: _print_scheduled(result, store),
         succeeded=not result.set_aside and not result.conflicting,
     )
-
-
-def _local_paths(source: str) -> list[Path]:
-    """Return the files and folders of this machine that a path or a pattern names."""
-    path = Path(source)
-    return [path] if path.exists() else [Path(each) for each in glob.glob(source)]  # noqa: PTH207 - any path, as given
-
-
-def _size_in_bytes(source: str) -> int:
-    """Return the number of bytes of all files that a path or a pattern names. Input elsewhere counts as large."""
-    if "://" in source:
-        return _LARGE_BYTES
-    files = (each for path in _local_paths(source) for each in (path, *path.rglob("*")) if each.is_file())
-    return sum(each.stat().st_size for each in files)
 
 
 def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
@@ -216,6 +244,7 @@ def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
             "columns not used": ", ".join(result.unused) or None,
             "report": result.reported_to,
             "took": f"{result.seconds:.1f} s, {result.rows_per_second:,.1f} rows/s",
+            "engine": result.engine,
         }
     )
     if result.sync is not None and result.sync.retained:

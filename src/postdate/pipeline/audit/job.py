@@ -15,22 +15,20 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.audit import totals
+from postdate.pipeline.audit import summaries, totals
 from postdate.pipeline.audit.judging import collect_facts, group_by_message, judge_messages
 from postdate.pipeline.audit.reading import (
-    AuditedStore,
     AuditEvents,
     checkpoint_frame,
     exclude_pruned,
-    name_stores,
     open_records,
     path_texts,
     read_audit_events,
     read_events_since,
-    read_pruned_counts,
 )
-from postdate.pipeline.audit.results import FINDINGS, AuditResult, Finding
+from postdate.pipeline.audit.results import FINDINGS, SAMPLE_SIZE, AuditResult, Finding
 from postdate.pipeline.audit.state import CURVE_SECONDS, AuditState, Judge, judge_since
+from postdate.pipeline.audit.stores import AuditedStore, name_stores, read_pruned_counts
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.forecast_rates import round_width
 from postdate.pipeline.frames import persist_frame
@@ -113,7 +111,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         if destinations is not None:
             write_folder(judged.destinations, destinations)
         summary = judged.summary
-        width = round_width(summary.span_seconds, totals.CURVE_POINTS + 1, 1 if state is None else CURVE_SECONDS)
+        width = round_width(summary.span_seconds, summaries.CURVE_POINTS + 1, 1 if state is None else CURVE_SECONDS)
         result = AuditResult(
             store=", ".join(endpoint.store.redacted_address for endpoint in endpoints),
             as_of=as_of,
@@ -158,7 +156,7 @@ class _Judged:
     """
 
     verdicts: DataFrame
-    summary: totals.Summary
+    summary: summaries.Summary
     destinations: DataFrame
     count_curve: Callable[[int], DataFrame]
     pruned: PrunedCounts
@@ -235,10 +233,6 @@ def _judge_since(
 
 
 # --- findings, and the table of destinations --------------------------------------------------------------------------
-
-
-SAMPLE_SIZE = 100
-"""Maximum number of message ids shown for one finding."""
 
 
 def findings_of(verdicts: DataFrame) -> tuple[Finding, ...]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import reduce
 from pathlib import Path
 
@@ -33,6 +32,8 @@ from pyspark.sql.types import StructType
 
 from postdate.errors import NotSupported, PipelineError
 from postdate.messages import OWN_PREFIX
+from postdate.pipeline.audit import stores
+from postdate.pipeline.audit.stores import AuditedStore
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.frames import STORAGE, open_snapshot, part_frame, scan_frame, scan_parts
 from postdate.pipeline.history.lake import read_history, read_mark
@@ -44,33 +45,15 @@ from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import RETURNED_BY_MIGRATION
 from postdate.ports.scanning import (
     ARCHIVED,
-    PRUNED_ID,
     PrunableStore,
-    PrunedCounts,
     RecordStreamStore,
-    pruned_details,
 )
-
-_CAME_BACK = "came back from the error queue"
-"""Detail of the *rescheduled* record of a message that was stored again after it had failed."""
-
-_SENT_AGAIN = "retried as "
-"""Start of the detail of a *retried* record whose message continues as another message."""
 
 _NEVER_DELAYED = "(never delayed)"
 """If several stores are audited together: the endpoint of messages that belong to none of them."""
 
 _RECEIVERS_KINDS = ("handled", "discarded", "failed", "returned", "retried", "sent_again", "queued")
 """Kinds that are recorded beside the queue, which may be in another database than the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditedStore:
-    """A store and the name of its endpoint. ``has_snapshot``: the store is read from a snapshot."""
-
-    name: str
-    store: StoreSpec
-    has_snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,44 +69,6 @@ class AuditEvents:
 
     events: DataFrame
     endpoints: tuple[AuditedStore, ...]
-
-
-def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
-    """Return all stores of the database of ``store``, in the order of their names. This runs on the driver.
-
-    Args:
-        store: any store of the database, with the schema that the stores share. A file is one store.
-
-    Raises:
-        StoreError: the database is missing or unreachable.
-    """
-    with open_spec(store) as opened_store:
-        scannable = opened_store.require_scannable()
-        tables = scannable.tables_of_stores() if isinstance(scannable, PrunableStore) else ()
-    stores = (replace(store, table=each, endpoint=each.removesuffix(".timeouts") or each) for each in tables)
-    return tuple(stores) or (store,)
-
-
-def name_stores(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
-    """Name each store after its endpoint, with the address if two endpoints have the same name.
-
-    Refuse a store that is given twice.
-    """
-    keys = [(store.address, store.schema, _table(store)) for store in stores]
-    repeated = [store for number, store in enumerate(stores) if keys[number] in keys[:number]]
-    if repeated:
-        raise PipelineError(
-            f"the store {_table(repeated[0])} in {repeated[0].redacted_address} is named twice; name each store once"
-        )
-    names = [_table(store).removesuffix(".timeouts") or _table(store) for store in stores]
-    return tuple(
-        AuditedStore(name if names.count(name) == 1 else f"{name} in {store.redacted_address}", store)
-        for name, store in zip(names, stores, strict=True)
-    )
-
-
-def _table(store: StoreSpec) -> str:
-    return store.table or f"{store.endpoint}.timeouts"
 
 
 @contextmanager
@@ -248,12 +193,12 @@ def is_sent_again() -> Column:
 
     Other records of this kind say that the dispatcher could not send the message, which stays pending.
     """
-    return (F.col("kind") == "retried") & F.coalesce(F.col("detail").startswith(_SENT_AGAIN), F.lit(False))
+    return (F.col("kind") == "retried") & F.coalesce(F.col("detail").startswith(stores.SENT_AGAIN), F.lit(False))
 
 
 def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) -> DataFrame:
     """Return the events of records, without those of messages that a store keeps for itself."""
-    has_return_detail = (F.col("detail") == _CAME_BACK) | F.col("detail").startswith(RETURNED_BY_MIGRATION)
+    has_return_detail = (F.col("detail") == stores.CAME_BACK) | F.col("detail").startswith(RETURNED_BY_MIGRATION)
     is_back = (F.col("kind") == "rescheduled") & has_return_detail
     number = ["number"] if "number" in records.columns else []
     return records.where(~F.col("message_id").startswith(OWN_PREFIX)).select(
@@ -272,18 +217,6 @@ def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) ->
         F.lit(times).alias("times"),
         F.lit(True).alias("native"),
     )
-
-
-def read_pruned_counts(endpoints: Sequence[AuditedStore]) -> PrunedCounts:
-    """Return what retention has removed from all stores until now, which is later than they were read.
-
-    A removed record of one store may belong to a message of another store, so the results are added up.
-    """
-    markers = list[tuple[datetime | None, str]]()
-    for endpoint in endpoints:
-        with open_spec(endpoint.store) as store:
-            markers += pruned_details(store.call(lambda itself: itself.history(PRUNED_ID)))
-    return PrunedCounts.of(markers)
 
 
 # --- a store since a position; source: ADR 0062 -----------------------------------------------------------------------
@@ -497,10 +430,6 @@ def path_texts(paths: Sequence[str | Path]) -> tuple[str, ...]:
 # --- a second reading of messages that seem lost or orphaned in a store read without a snapshot -----------------------
 
 
-_ASKED_FOR_BY_ID = 1_000
-"""Up to this number of suspicious messages, the store is asked only for their records."""
-
-
 def exclude_pruned(
     spark: SparkSession, verdicts: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
 ) -> DataFrame | None:
@@ -524,8 +453,8 @@ def exclude_pruned(
 
 
 def _find_pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, partitions: int) -> DataFrame:
-    ids = [row[0] for row in suspects.select("message_id").take(_ASKED_FOR_BY_ID + 1)]
-    scan_filter = ScanFilter(message_ids=tuple(ids)) if len(ids) <= _ASKED_FOR_BY_ID else ScanFilter()
+    ids = [row[0] for row in suspects.select("message_id").take(stores.ASKED_FOR_BY_ID + 1)]
+    scan_filter = ScanFilter(message_ids=tuple(ids)) if len(ids) <= stores.ASKED_FOR_BY_ID else ScanFilter()
     parts = scan_parts(endpoint.store, "records", partitions)
     columns = ("message_id", "kind", "detail")
     scheduled = F.col("kind") == "scheduled"

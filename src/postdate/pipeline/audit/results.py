@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from postdate.pipeline.engines import EngineName
 from postdate.pipeline.plain import to_plain
 
 BROKEN_PROMISES = ("lost", "duplicated", "early", "orphaned")
@@ -14,6 +15,10 @@ BROKEN_PROMISES = ("lost", "duplicated", "early", "orphaned")
 
 FINDINGS = (*BROKEN_PROMISES, "overdue", "failed", "late")
 """Lines of :class:`AuditCounts` for which the result names messages."""
+
+
+SAMPLE_SIZE = 100
+"""Maximum number of message ids shown for one finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,7 @@ class AuditResult:
         since: instant of the last audit with this state; ``None`` for the first.
         pruned: number of records, not messages, that stores have removed because of their age, by kind.
         pruned_before: no message that was due before this instant is reported as lost, duplicated or orphaned.
+        engine: what has read and judged the messages, ``local`` or ``spark``; the results of both are the same.
     """
 
     store: str
@@ -175,6 +181,7 @@ class AuditResult:
     other_hours: AuditRow | None = None
     pruned: Mapping[str, int] = field(default_factory=dict[str, int])
     pruned_before: datetime | None = None
+    engine: EngineName = "spark"
 
     @property
     def is_clean(self) -> bool:

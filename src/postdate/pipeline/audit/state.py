@@ -32,7 +32,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.errors import PipelineError
 from postdate.pipeline.audit.judging import FACTS, describe_messages, find_places, judge_messages, merge_facts
 from postdate.pipeline.audit.reading import checkpoint_frame
-from postdate.pipeline.audit.totals import COUNTS, count_curve, count_totals, merge_curves, merge_totals
+from postdate.pipeline.audit.summaries import COUNTS
+from postdate.pipeline.audit.totals import count_curve, count_totals, merge_curves, merge_totals
 from postdate.pipeline.failures import shorten_errors
 
 CURVE_SECONDS = 60

@@ -18,64 +18,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
 from postdate.clock import from_microseconds
+from postdate.pipeline.audit import summaries
 from postdate.pipeline.audit.results import BROKEN_PROMISES, AuditCounts, AuditRow, CurvePoint, Lateness, LatenessBin
+from postdate.pipeline.audit.summaries import COUNTS, MOST_DESTINATIONS, MOST_HOURS, AuditTable, Summary, subtract
 from postdate.pipeline.frames import persist_frame
 
-MOST_DESTINATIONS = 200
-"""Maximum number of destinations in a result; the others are added up."""
-
-MOST_HOURS = 1_000
-"""Maximum number of hours in a result, some six weeks; the others are added up."""
-
-CURVE_POINTS = 400
-"""Maximum number of points of the curve over time."""
-
-COUNTS = tuple(field.name for field in fields(AuditCounts))
 _KEYS = ("endpoint", "destination", "hour")
 _ALL, _ENDPOINT, _DESTINATION, _HOUR = 0b111, 0b011, 0b101, 0b110
 """Levels: a bit for each of endpoint, destination and hour by which the level is not grouped."""
-
-_SHOWN_BINS_A_DECADE = 8
-_BINS_IN_A_SHOWN_BIN = 29
-_BINS_A_DECADE = _SHOWN_BINS_A_DECADE * _BINS_IN_A_SHOWN_BIN
-"""The values of one bin differ by a factor of at most 10 ** (1 / 232), which is 1.00997."""
-
-_PERCENTILES = (0.5, 0.95, 0.99, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class AuditTable:
-    """The rows of one level: those with most faults, then with most messages.
-
-    Args:
-        rows: at most as many as were asked for.
-        keys: number of all keys of this level.
-        remainder: counts of the keys that are not among ``rows``; ``None`` if there are none.
-    """
-
-    rows: tuple[AuditRow, ...]
-    keys: int
-    remainder: AuditRow | None
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """All counts; ``span_seconds`` has all due times and deliveries."""
-
-    total: AuditRow
-    by_endpoint: tuple[AuditRow, ...]
-    by_destination: AuditTable
-    by_hour: AuditTable
-    lateness_bins: tuple[LatenessBin, ...]
-    span_seconds: int
-
 
 # --- totals as frames -------------------------------------------------------------------------------------------------
 
@@ -130,7 +86,7 @@ def merge_totals(totals: Sequence[DataFrame]) -> DataFrame:
 def _bin_number(name: str) -> Column:
     """Return the bin of a lateness in microseconds, which is negative if the delivery was early."""
     late = F.col(name)
-    magnitude = F.floor(F.log10(F.greatest(F.abs(late), F.lit(1))) * _BINS_A_DECADE)
+    magnitude = F.floor(F.log10(F.greatest(F.abs(late), F.lit(1))) * summaries.BINS_A_DECADE)
     # Without the second condition, a message that was not delivered would be in bin 0: greatest() ignores null.
     return F.when(late < 0, -1 - magnitude).when(late >= 0, magnitude).cast("int")
 
@@ -146,7 +102,7 @@ def rows_of_keys(totals: DataFrame) -> DataFrame:
         *(F.sum(name).alias(name) for name in COUNTS),
     )
     deliveries = F.aggregate("bins", F.lit(0).cast("long"), lambda total, each: total + each["messages"])
-    percentiles = F.array(*(_percentile(share) for share in _PERCENTILES))
+    percentiles = F.array(*(_percentile(share) for share in summaries.PERCENTILES))
     return (
         rows.where("messages > 0")
         .withColumn("deliveries", deliveries)
@@ -185,7 +141,7 @@ def summarize(stack: ExitStack, totals: DataFrame) -> tuple[Summary, DataFrame]:
     def table(level: int, key: Column, most: int, remainder_name: str) -> AuditTable:
         rows = tuple(_audit_row(row, row["key"]) for row in _worst(keys.where(F.col("level") == level), key, most))
         number = numbers.get(level, 0)
-        remainder = AuditRow(remainder_name, _subtract(total.counts, rows), Lateness()) if number > len(rows) else None
+        remainder = AuditRow(remainder_name, subtract(total.counts, rows), Lateness()) if number > len(rows) else None
         return AuditTable(rows, number, remainder)
 
     hour_text = F.coalesce(F.date_format("hour", "yyyy-MM-dd'T'HH:mm'Z'"), F.lit("(never due)"))
@@ -218,12 +174,6 @@ def _audit_row(row: Row, key: str | None) -> AuditRow:
     return AuditRow(key or "(unknown)", AuditCounts(**{name: row[name] for name in COUNTS}), lateness)
 
 
-def _subtract(total: AuditCounts, rows: Sequence[AuditRow]) -> AuditCounts:
-    return AuditCounts(
-        **{name: getattr(total, name) - sum(getattr(row.counts, name) for row in rows) for name in COUNTS}
-    )
-
-
 def _destinations_frame(keys: DataFrame) -> DataFrame:
     seconds = [f"{name}_seconds" for name in ("p50", "p95", "p99", "max")]
     percentiles = (F.col("percentiles")[number] / 1e6 for number in range(len(seconds)))
@@ -234,12 +184,12 @@ def _destinations_frame(keys: DataFrame) -> DataFrame:
 
 def _shown_bins(totals: DataFrame) -> tuple[LatenessBin, ...]:
     """Return the distribution of lateness. Early deliveries are findings, not lateness."""
-    number = F.floor(F.col("bin") / _BINS_IN_A_SHOWN_BIN)
+    number = F.floor(F.col("bin") / summaries.BINS_IN_A_SHOWN_BIN)
     bins = totals.where(F.col("level") == _ALL).where("bin >= 0").groupBy(number.alias("bin"))
     return tuple(
         LatenessBin(
-            10 ** (row["bin"] / _SHOWN_BINS_A_DECADE) / 1e6,
-            10 ** ((row["bin"] + 1) / _SHOWN_BINS_A_DECADE) / 1e6,
+            10 ** (row["bin"] / summaries.SHOWN_BINS_A_DECADE) / 1e6,
+            10 ** ((row["bin"] + 1) / summaries.SHOWN_BINS_A_DECADE) / 1e6,
             row["messages"],
         )
         for row in sorted(bins.agg(F.sum("messages").alias("messages")).where("messages > 0").collect())

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 
 from postdate.pipeline.schedule.columns import ColumnMapping
 from postdate.pipeline.schedule.job import Rejects, ScheduleJob
-from postdate.pipeline.schedule.result import ScheduleResult, SyncResult
-from postdate.pipeline.schedule.storing import CONFLICTS_WITH_STORE
+from postdate.pipeline.schedule.result import CONFLICTS_WITH_STORE, ScheduleResult, SyncResult
 
 if TYPE_CHECKING:
     from postdate.pipeline.schedule.running import schedule

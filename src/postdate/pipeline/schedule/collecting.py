@@ -90,27 +90,8 @@ def collect_result(
 
 
 def _sample(rows: DataFrame, columns: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
-    """Return the first rows, without empty columns; of long texts the beginning."""
-    samples = list[Mapping[str, Any]]()
-    for row in rows.select(*columns).limit(storing.SAMPLE_ROWS).collect():
-        values = {name: value for name, value in row.asDict().items() if value is not None}
-        samples.append(
-            {
-                name: f"{value[: storing.BEGINNING_CHARACTERS]}…"
-                if isinstance(value, str) and len(value) > storing.BEGINNING_CHARACTERS
-                else value
-                for name, value in values.items()
-            }
-        )
-    return tuple(samples)
+    return storing.shorten_samples(row.asDict() for row in rows.select(*columns).limit(storing.SAMPLE_ROWS).collect())
 
 
 def _write_report(spark: SparkSession, result: ScheduleResult, folder: NewFolder) -> None:
-    rows: list[tuple[str, str | None, int]] = [
-        ("accepted", None, result.accepted),
-        ("already_there", None, result.already_there),
-        *([] if result.sync is None else [(name, None, getattr(result.sync, name)) for name in SYNC_COUNTS]),
-        *([("conflicting", storing.CONFLICTS_WITH_STORE, result.conflicting)] if result.conflicting else []),
-        *(("set_aside", reason, count) for reason, count in result.set_aside.items()),
-    ]
-    folder.write(spark.createDataFrame(rows, _REPORT_SCHEMA).coalesce(1), "parquet")
+    folder.write(spark.createDataFrame(result.report_lines(), _REPORT_SCHEMA).coalesce(1), "parquet")

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from postdate.pipeline.engines import EngineName
 from postdate.pipeline.plain import to_plain
+
+CONFLICTS_WITH_STORE = "conflicts_with_store"
+"""Reason of rows whose id the store knows with other content."""
 
 SYNC_COUNTS = ("unchanged", "rescheduled", "replaced", "delivered_meanwhile", "cancelled", "not_cancelled")
 """The counts of :class:`SyncResult` that are sums over its rows and messages."""
@@ -71,6 +75,7 @@ class ScheduleResult:
         rejected_sample: of a dry run, up to ten rows that would not be stored, as texts with ``reason`` and ``detail``.
         load: name of the load; ``None``: the messages belong to no load.
         sync: what became of the messages that were pending under the load; ``None`` without ``sync``.
+        engine: what ran the job, ``local`` or ``spark``; the results of both are the same.
     """
 
     read: int
@@ -87,11 +92,22 @@ class ScheduleResult:
     rejected_sample: tuple[Mapping[str, Any], ...] = ()
     load: str | None = None
     sync: SyncResult | None = None
+    engine: EngineName = "spark"
 
     @property
     def rows_per_second(self) -> float:
         """Rows read a second, over the whole duration."""
         return self.read / self.seconds if self.seconds else 0.0
+
+    def report_lines(self) -> list[tuple[str, str | None, int]]:
+        """Return the lines of the validation report: outcome, reason, rows."""
+        return [
+            ("accepted", None, self.accepted),
+            ("already_there", None, self.already_there),
+            *([] if self.sync is None else [(name, None, getattr(self.sync, name)) for name in SYNC_COUNTS]),
+            *([("conflicting", CONFLICTS_WITH_STORE, self.conflicting)] if self.conflicting else []),
+            *(("set_aside", reason, count) for reason, count in self.set_aside.items()),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return {**to_plain(self), "rows_per_second": round(self.rows_per_second, 1)}

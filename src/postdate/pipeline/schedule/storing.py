@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from itertools import islice
 from typing import Any, cast
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from postdate.errors import PostdateError
 from postdate.messages import Headers, decode_headers
 from postdate.pipeline import rows as pipeline_rows
 from postdate.pipeline.duplicates import find_conflicts, find_duplicate_ids
+from postdate.pipeline.schedule.result import CONFLICTS_WITH_STORE
 from postdate.pipeline.stores import OpenStore, StoreSpec, open_in_task
 from postdate.ports.scanning import WRITTEN_COLUMNS
 
@@ -36,8 +38,6 @@ OUTCOME_COLUMNS = pa.schema(
 REJECTED_COLUMNS = ("reason", "detail", "file", "line", *_SHOWN_COLUMNS, "bytes")
 COUNTS, REJECTED, CONFLICTING, SAMPLE = "counts", "set_aside", "conflicting", "sample"
 SAMPLE_ROWS = 10
-CONFLICTS_WITH_STORE = "conflicts_with_store"
-"""Reason of rows whose id the store knows with other content."""
 BEGINNING_CHARACTERS = 1_000
 TOO_LARGE = "message_too_large"
 
@@ -215,6 +215,22 @@ def _origin_of(batch: pa.RecordBatch, position: int, raw: dict[str, bytes]) -> d
     text = origin["content"].decode("utf-8", "backslashreplace")
     detail = {} if origin["detail"] is None else {"detail": origin["detail"]}
     return {"file": origin["file"], "line": origin["line"], "row": text, **detail}
+
+
+def shorten_samples(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return the first rows, without empty columns; of long texts the beginning."""
+    samples = list[Mapping[str, Any]]()
+    for row in islice(rows, SAMPLE_ROWS):
+        values = {name: value for name, value in row.items() if value is not None}
+        samples.append(
+            {
+                name: f"{value[:BEGINNING_CHARACTERS]}…"
+                if isinstance(value, str) and len(value) > BEGINNING_CHARACTERS
+                else value
+                for name, value in values.items()
+            }
+        )
+    return tuple(samples)
 
 
 def _not_utf8_bytes(contents: Mapping[str, bytes]) -> dict[str, bytes]:
