@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -529,7 +530,8 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, ports.MovingStore,
     @property
     @override
     def has_columns(self) -> bool:
-        return True
+        # The driver for columns comes with Spark. Without it, tables are stored as rows.
+        return find_spec("adbc_driver_postgresql") is not None
 
     @override
     def scan_columns(self, scan: ports.Scan, part: ports.ScanPart) -> Iterable[ports.ArrowBatch]:

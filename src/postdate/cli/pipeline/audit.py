@@ -64,10 +64,11 @@ def audit(
         from postdate.pipeline.local.audit import audit as run
 
         stores = auditing.endpoints_of(store) if all_endpoints else (store,)
+        only = stores[0]
         if len(stores) > 1:
             raise NeedsSpark("several endpoints are audited together by Spark")
         return run(
-            stores[0],
+            only,
             SystemClock().now(),
             late_after=late_after,
             findings_to=findings,

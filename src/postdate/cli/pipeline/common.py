@@ -83,6 +83,7 @@ def check_page(path: Path | None, subject: str) -> None:
         raise usage_error(f"--html writes a file of this machine, not {path}; copy the page afterwards")
     if not path.absolute().parent.is_dir():
         raise usage_error(f"there is no folder {path.absolute().parent} for the {subject}")
+    _check_package("matplotlib", "postdate[pipeline]")
 
 
 def store_of(use: Use) -> StoreSpec:
@@ -166,14 +167,16 @@ class EngineChoice:
 
 def check_tables() -> None:
     """Refuse a command that needs tables if the package for them is missing."""
+    _check_package("pyarrow", "postdate[tables]")
+
+
+def _check_package(name: str, extra: str) -> None:
     import importlib.util
 
     from postdate.errors import ConfigurationError
 
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigurationError(
-            "pyarrow is missing: pip install 'postdate[tables]', or 'postdate[pipeline]' with Spark"
-        )
+    if importlib.util.find_spec(name) is None:
+        raise ConfigurationError(f"{name} is missing: pip install '{extra}'")
 
 
 @contextmanager
