@@ -94,7 +94,7 @@ def audit(
         )
 
     only_spark = {"--state": state, "--records": records}
-    spark_option = next((name for name, value in only_spark.items() if value), cluster.first_given(partitions))
+    spark_option = next((name for name, value in only_spark.items() if value), cluster.first_spark_option(partitions))
     choice = common.EngineChoice(engine, None if spark_option is None else f"{spark_option} is for Spark")
     result = choice.run(locally, on_spark, cluster)
     if html is not None:

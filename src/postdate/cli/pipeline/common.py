@@ -50,15 +50,15 @@ class SparkOptions:
             settings["spark.submit.pyFiles"] = self.py_files
         return settings
 
-    def first_given(self, partitions: int | None) -> str | None:
-        """Return the first option that only Spark has, ``--cores`` left out, which an engine may do without."""
-        given = {
+    def first_spark_option(self, partitions: int | None) -> str | None:
+        """Return the first option in use that only Spark has, except ``--cores``, which does not name a place."""
+        options = {
             "--master": self.master,
             "--conf": self.conf,
             "--py-files": self.py_files,
             "--partitions": partitions,
         }
-        return next((name for name, value in given.items() if value), None)
+        return next((name for name, value in options.items() if value), None)
 
 
 DEFAULT_PARTITIONS: Final = 4
@@ -130,7 +130,7 @@ class EngineChoice:
 
     @property
     def most_messages(self) -> int | None:
-        """From how many messages or records on a job that reads a store is left to Spark; ``None``: never."""
+        """From how many messages or records on Spark does a job that reads a store; ``None``: never."""
         from postdate.pipeline.engines import LARGEST_LOCAL_MESSAGES, is_spark_installed
 
         return LARGEST_LOCAL_MESSAGES if self.engine == "auto" and is_spark_installed() else None

@@ -76,7 +76,7 @@ def forecast(
             result.write_load(folder, load_format)
         return result
 
-    spark_option = cluster.first_given(partitions)
+    spark_option = cluster.first_spark_option(partitions)
     choice = common.EngineChoice(engine, None if spark_option is None else f"{spark_option} is for Spark")
     result = choice.run(locally, on_spark, cluster)
     if html is not None:

@@ -12,7 +12,8 @@ import typer
 
 from postdate.cli.command import Use, command, name_option, option, usage_error
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import Engine, EngineChoice, EngineOption, SparkOptions, app, check_tables, store_of
+from postdate.cli.pipeline import common
+from postdate.cli.pipeline.common import SparkOptions, app
 
 if TYPE_CHECKING:
     from postdate.pipeline.clock_times import LocalTimes
@@ -73,7 +74,7 @@ class InputOptions:
         store: StoreSpec,
         partitions: int | None,
         cluster: SparkOptions,
-        engine: Engine = "spark",
+        engine: common.Engine = "spark",
         **parameters: Any,
     ) -> ScheduleResult:
         """Read the input and run a schedule job with these other parameters of it."""
@@ -112,8 +113,8 @@ class InputOptions:
             return schedule(messages, self._job(messages.columns.names, store, expected_rows, parameters))
 
         size = size_in_bytes(sources)
-        spark_option = "--sync" if parameters.get("sync") else cluster.first_given(partitions)
-        choice = EngineChoice(
+        spark_option = "--sync" if parameters.get("sync") else cluster.first_spark_option(partitions)
+        choice = common.EngineChoice(
             engine,
             None if spark_option is None else f"{spark_option} is for Spark",
             is_large=size is not None and size > LARGEST_LOCAL_BYTES,
@@ -198,7 +199,7 @@ def schedule(
     dry_run: Annotated[
         bool, option("--dry-run", "Check everything, store nothing, show what would be stored and set aside.")
     ] = False,
-    engine: EngineOption = "auto",
+    engine: common.EngineOption = "auto",
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -211,8 +212,8 @@ def schedule(
         raise usage_error("--dry-run writes nothing: leave out --rejected and --report")
     if sync and load is None:
         raise usage_error("--sync needs --load NAME: the messages under this name become those of the table")
-    check_tables()
-    store = store_of(use)
+    common.check_tables()
+    store = common.store_of(use)
     names = {"rejected": rejected, "report": report, "dry_run": dry_run, "load": load, "sync": sync}
     result = table.run(sources, store, partitions, cluster, engine, **names)
     report_scheduled(use, result, store)

@@ -25,7 +25,7 @@ from postdate.pipeline.audit.results import FINDINGS, AuditResult
 from postdate.pipeline.forecast_rates import round_width
 from postdate.pipeline.local import totals
 from postdate.pipeline.local.folders import LocalFolder, check_local_folder
-from postdate.pipeline.local.judging import Event, Verdict, collect_messages, judge_messages
+from postdate.pipeline.local.judging import AuditEvent, AuditVerdict, collect_messages, judge_messages
 from postdate.pipeline.local.scanning import ScanBudget, scan_rows
 from postdate.pipeline.rows import INSTANT, LEDGER_ARROW, pc
 from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
@@ -70,7 +70,7 @@ def audit(
         late_after: a delivery that is later than this counts as late.
         findings_to: a new folder of this machine for every finding; see :func:`postdate.pipeline.audit.audit`.
         destinations_to: a new folder of this machine for every destination; see there.
-        most_records: from how many records and messages on the job is left to Spark; ``None``: never.
+        most_records: from how many records and messages on Spark does the job; ``None``: never.
 
     Raises:
         StoreError: the store is missing or unreachable.
@@ -83,7 +83,7 @@ def audit(
     findings = None if findings_to is None else check_local_folder(findings_to, "the findings")
     destinations = None if destinations_to is None else check_local_folder(destinations_to, "the destinations")
     with open_spec(store) as opened:
-        reading = _StoreReading(opened, ScanBudget(most_records))
+        reading = _LocalReading(opened, ScanBudget(most_records))
         messages = collect_messages(reading.read_events())
         pruned = stores.read_pruned_counts((endpoint,))
         pruned_before = None if pruned.before is None else to_microseconds(pruned.before)
@@ -127,14 +127,14 @@ def audit(
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class _StoreReading:
+class _LocalReading:
     """Reads one store that is open, from a snapshot if it has snapshots."""
 
     def __init__(self, store: OpenStore, budget: ScanBudget) -> None:
         self.store, self.budget = store, budget
         self.has_snapshot = False
 
-    def read_events(self) -> list[Event]:
+    def read_events(self) -> list[AuditEvent]:
         """Return all events as one consistent picture."""
         scannable = self.store.require_scannable()
         with scannable.snapshot() as snapshot:
@@ -145,7 +145,7 @@ class _StoreReading:
                 return self._read_by_number()
             return self._read_twice()
 
-    def _read_by_number(self) -> list[Event]:
+    def _read_by_number(self) -> list[AuditEvent]:
         seen_parts = self._parts()
         seen_end = seen_parts[-1].end if seen_parts else 0
         waiting = [*self._waiting(None)]
@@ -156,7 +156,7 @@ class _StoreReading:
             *waiting,
         ]
 
-    def _read_twice(self) -> list[Event]:
+    def _read_twice(self) -> list[AuditEvent]:
         """Read records before and after. The first reading only shows which records existed when the audit began."""
         first = [*self._records(self._parts(), None, times=0, before=1)]
         waiting = [*self._waiting(None)]
@@ -165,7 +165,9 @@ class _StoreReading:
     def _parts(self) -> Sequence[ScanPart]:
         return self.store.require_scannable().scan_parts("records", 1)
 
-    def _records(self, parts: Sequence[ScanPart], snapshot: str | None, *, times: int, before: int) -> Iterator[Event]:
+    def _records(
+        self, parts: Sequence[ScanPart], snapshot: str | None, *, times: int, before: int
+    ) -> Iterator[AuditEvent]:
         columns = LEDGER_ARROW.names
         for batch in scan_rows(self.store, "records", columns, self.budget, parts=parts, snapshot=snapshot):
             for row in zip(*(_values(batch, name) for name in columns), strict=True):
@@ -173,18 +175,18 @@ class _StoreReading:
                 if not message_id.startswith(OWN_PREFIX):
                     archived = kind == "scheduled" and detail == ARCHIVED
                     kind_here = _kind_of(kind, detail)
-                    yield Event(kind_here, message_id, at, due, destination, archived, times, before)
+                    yield AuditEvent(kind_here, message_id, at, due, destination, archived, times, before)
 
-    def _waiting(self, snapshot: str | None) -> Iterator[Event]:
-        """Yield pending messages, then queues. Messages sent without a delay have no due time and are left out."""
+    def _waiting(self, snapshot: str | None) -> Iterator[AuditEvent]:
+        """Yield pending messages, then queues. Messages sent without a delay have no due time, and are not audited."""
         for table, destination in (("pending", "destination"), ("queued", "queue")):
             columns = ("message_id", "due", destination)
             for batch in scan_rows(self.store, table, columns, self.budget, snapshot=snapshot):
                 for message_id, due, queue in zip(*(_values(batch, name) for name in columns), strict=True):
                     if due is not None and not message_id.startswith(OWN_PREFIX):
-                        yield Event(table, message_id, None, due, queue, archived=False, times=1, before=1)
+                        yield AuditEvent(table, message_id, None, due, queue, archived=False, times=1, before=1)
 
-    def exclude_pruned(self, verdicts: list[Verdict]) -> list[Verdict]:
+    def exclude_pruned(self, verdicts: list[AuditVerdict]) -> list[AuditVerdict]:
         """Return verdicts without messages whose records were removed during the audit.
 
         A lost message without its *scheduled* record has none any more, nor has an orphaned one without other records.
@@ -194,19 +196,19 @@ class _StoreReading:
             return verdicts
         is_few = len(suspects) <= stores.ASKED_FOR_BY_ID
         scan_filter = ScanFilter(message_ids=tuple(suspects)) if is_few else ScanFilter()
-        scheduled, others = set[str](), set[str]()
+        scheduled, ended = set[str](), set[str]()
         columns = ("message_id", "kind", "detail")
         for batch in scan_rows(self.store, "records", columns, ScanBudget(None), scan_filter=scan_filter):
             for message_id, kind, detail in zip(*(_values(batch, name) for name in columns), strict=True):
                 if kind != "scheduled":
-                    others.add(message_id)
+                    ended.add(message_id)
                 elif detail != ARCHIVED:
                     scheduled.add(message_id)
         pruned = {
             message_id
             for message_id, verdict in suspects.items()
             if ("lost" in verdict.lines and message_id not in scheduled)
-            or ("orphaned" in verdict.lines and message_id not in others)
+            or ("orphaned" in verdict.lines and message_id not in ended)
         }
         return [verdict for verdict in verdicts if verdict.message_id not in pruned]
 
@@ -229,7 +231,7 @@ def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def _finding_rows(verdicts: Sequence[Verdict], endpoint: str) -> list[dict[str, Any]]:
+def _finding_rows(verdicts: Sequence[AuditVerdict], endpoint: str) -> list[dict[str, Any]]:
     rows = [
         {
             "finding": name,

@@ -96,7 +96,7 @@ def _convert(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 
 def _round_up(nanoseconds: Any) -> Any:
-    """Return microseconds that are not before the given nanoseconds, so that no message is early."""
+    """Return microseconds that are not before the nanoseconds, so that no message is early."""
     rounded_down = pc.divide(nanoseconds, 1_000)  # Towards zero.
     is_below = pc.less(pc.multiply(rounded_down, 1_000), nanoseconds)
     return pc.add(rounded_down, is_below.cast(pa.int64()))

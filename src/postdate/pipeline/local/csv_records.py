@@ -37,11 +37,11 @@ def split_records(path: str, text: str, delimiter: str) -> Iterator[str]:
     while start < end:
         if 0 <= next_quote < start:
             next_quote = text.find('"', start)
-        found = line_end.search(text, start)
-        if next_quote >= 0 and (found is None or next_quote < found.start()):
-            found = _find_record_end(path, text, start, line_break, cell_end)
-        stop, after = (end, end) if found is None else found.span()
-        if found is not None and found[0] != line_break and text.startswith(line_break, after):
+        line_match = line_end.search(text, start)
+        if next_quote >= 0 and (line_match is None or next_quote < line_match.start()):
+            line_match = _find_record_end(path, text, start, line_break, cell_end)
+        stop, after = (end, end) if line_match is None else line_match.span()
+        if line_match is not None and line_match[0] != line_break and text.startswith(line_break, after):
             # Spark takes an empty line after such a line feed for a part of the record.
             after += len(line_break)
         if stop > start:
@@ -62,17 +62,17 @@ def _find_record_end(
             position = quoted.end()
             while position < end and text[position] <= " " and cell_end.match(text, position) is None:
                 position += 1
-            found = cell_end.match(text, position)
-            if found is None and position < end:
+            cell_match = cell_end.match(text, position)
+            if cell_match is None and position < end:
                 line = text.count(line_break, 0, position)
                 raise PipelineError(
                     f"{path} has a quote inside quotes, after line {line}, that is not written twice: {AS_SPARK_WRITES}"
                 )
         else:
-            found = cell_end.search(text, position)
-        if found is None or found[0][0] in "\r\n":
-            return found
-        position = found.end()
+            cell_match = cell_end.search(text, position)
+        if cell_match is None or cell_match[0][0] in "\r\n":
+            return cell_match
+        position = cell_match.end()
     return None
 
 

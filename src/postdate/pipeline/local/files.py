@@ -24,7 +24,7 @@ def local_paths(source: str) -> list[Path]:
 def list_input_files(sources: Sequence[str]) -> list[Path]:
     """Return the files of an input: those named, and those in a folder, but for hidden ones.
 
-    Folders inside a folder are left out.
+    Folders inside a folder are ignored.
 
     Raises:
         NeedsSpark: a source is elsewhere, or a folder has folders whose names are columns.

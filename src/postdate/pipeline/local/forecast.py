@@ -40,7 +40,7 @@ def forecast(
         store: the store to read. Retried messages count at the time at which they were first due.
         now: the instant against which overdue is measured, and at which dispatching begins; aware.
         options: the defaults if left out.
-        most_messages: from how many messages on the job is left to Spark; ``None``: never.
+        most_messages: from how many messages on Spark does the job; ``None``: never.
 
     Raises:
         StoreError: the store is missing or unreachable.
@@ -192,7 +192,7 @@ def _intervals(
 ) -> tuple[forecast_result.LoadInterval, ...]:
     separate = [each.destination for each in destinations[: forecast_shape.SEPARATE_DESTINATIONS]]
     by_start = dict[int, Counter[str | None]]()
-    others = Counter[int]()
+    remaining = Counter[int]()
     for count in counts:
         if count.upcoming and count.second < end:
             start = count.second // width * width
@@ -200,15 +200,15 @@ def _intervals(
             if count.destination in separate:
                 shares[count.destination] += count.upcoming
             else:
-                others[start] += count.upcoming
+                remaining[start] += count.upcoming
     return tuple(
         forecast_result.LoadInterval(
             start=from_microseconds(start * 1_000_000),
-            messages=shares.total() + others[start],
+            messages=shares.total() + remaining[start],
             destinations=tuple(
                 forecast_result.DestinationShare(each, shares[each]) for each in separate if each in shares
             ),
-            others=others[start],
+            others=remaining[start],
         )
         for start, shares in sorted(by_start.items())
     )

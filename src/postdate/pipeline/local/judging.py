@@ -17,7 +17,7 @@ _BEFORE_ALL_TIMES: Final = -(10**18)
 """Microseconds: in an order of times, one that is missing comes first."""
 
 
-class Event(NamedTuple):
+class AuditEvent(NamedTuple):
     """What happened to a message; times in microseconds since 1970.
 
     ``archived``, ``times`` and ``before`` are those of :class:`postdate.pipeline.audit.reading.AuditEvents`.
@@ -42,7 +42,7 @@ class _Delivery(NamedTuple):
 
 
 @dataclass(slots=True)
-class MessageFacts:
+class AuditFacts:
     """What the events of a message add up to; the names are those of :data:`postdate.pipeline.audit.judging.FACTS`."""
 
     message_id: str
@@ -66,7 +66,7 @@ class MessageFacts:
     # Whether all records of scheduling are marked as archived; None without such a record.
     archived: bool | None = None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: AuditEvent) -> None:
         kind, at, due, destination = event.kind, event.at, event.due, event.destination
         self.times[kind] += event.times
         self.before[kind] += event.before
@@ -116,8 +116,8 @@ class MessageFacts:
         return sum(self.before[kind] for kind in kinds)
 
     @property
-    def was_known(self) -> bool:
-        """Whether the message was known when the audit began."""
+    def existed_before(self) -> bool:
+        """Whether the store had records of the message when the audit began."""
         kinds = ("scheduled", *_ENDS, *_OF_RECEIVER)
         return self.times["pending"] > 0 or self.sum_before(kinds) > 0
 
@@ -138,22 +138,22 @@ def _larger_text(one: str | None, other: str | None) -> str | None:
     return other if one is None else one if other is None else max(one, other)
 
 
-def collect_messages(events: Iterable[Event]) -> list[MessageFacts]:
-    """Return the messages in the events that were known when the audit began."""
-    facts = dict[str, MessageFacts]()
+def collect_messages(events: Iterable[AuditEvent]) -> list[AuditFacts]:
+    """Return the messages in the events that existed when the audit began."""
+    facts = dict[str, AuditFacts]()
     for event in events:
         message = facts.get(event.message_id)
         if message is None:
-            message = facts[event.message_id] = MessageFacts(event.message_id)
+            message = facts[event.message_id] = AuditFacts(event.message_id)
         message.add(event)
-    return [message for message in facts.values() if message.was_known]
+    return [message for message in facts.values() if message.existed_before]
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditVerdict:
     """A judged message.
 
     Args:
@@ -171,8 +171,8 @@ class Verdict:
 
 
 def judge_messages(
-    messages: Iterable[MessageFacts], as_of: int, late_after: int, pruned_before: int | None
-) -> list[Verdict]:
+    messages: Iterable[AuditFacts], as_of: int, late_after: int, pruned_before: int | None
+) -> list[AuditVerdict]:
     """Decide for each message which lines apply to it; times in microseconds since 1970."""
     messages = list(messages)
     places = _find_places(messages)
@@ -187,7 +187,7 @@ class _Place(NamedTuple):
     is_fed: bool = False
 
 
-def _find_places(messages: Iterable[MessageFacts]) -> dict[str, _Place]:
+def _find_places(messages: Iterable[AuditFacts]) -> dict[str, _Place]:
     places = dict[str, _Place]()
     for message in messages:
         destination = message.destination
@@ -199,8 +199,8 @@ def _find_places(messages: Iterable[MessageFacts]) -> dict[str, _Place]:
 
 
 def judge_message(
-    message: MessageFacts, places: Mapping[str, _Place], as_of: int, late_after: int, pruned_before: int | None
-) -> Verdict | None:
+    message: AuditFacts, places: Mapping[str, _Place], as_of: int, late_after: int, pruned_before: int | None
+) -> AuditVerdict | None:
     """Return the verdict on a message; ``None`` if the audit is not about it."""
     times, before, due = message.times, message.before, message.due
     place = places.get(message.destination or "", _Place())
@@ -264,7 +264,7 @@ def judge_message(
         "failed": "in the error queue",
         "late": f"{(late or 0) / 1e6:.6f} s after it was due",
     }
-    return Verdict(
+    return AuditVerdict(
         message.message_id,
         message.destination,
         due,

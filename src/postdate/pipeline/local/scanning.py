@@ -13,7 +13,7 @@ from postdate.ports import Scan, ScanFilter, ScanPart
 
 
 class ScanBudget:
-    """How many rows of a store are read in this process before the job is left to Spark.
+    """How many rows of a store are read in this process before Spark does the job.
 
     Args:
         most: number of rows; ``None`` for any number.

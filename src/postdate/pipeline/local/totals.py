@@ -9,19 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from postdate.clock import from_microseconds
-from postdate.pipeline.audit import summaries
-from postdate.pipeline.audit.results import (
-    BROKEN_PROMISES,
-    FINDINGS,
-    SAMPLE_SIZE,
-    AuditCounts,
-    AuditRow,
-    CurvePoint,
-    Finding,
-    Lateness,
-    LatenessBin,
-)
-from postdate.pipeline.local.judging import Verdict
+from postdate.pipeline.audit import results, summaries
+from postdate.pipeline.local.judging import AuditVerdict
 
 _HOUR_MICROSECONDS = 3_600_000_000
 
@@ -36,7 +25,7 @@ class KeyTotals:
     deliveries: Counter[int] = field(default_factory=Counter[int])
     latest: dict[int, int] = field(default_factory=dict[int, int])
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: AuditVerdict) -> None:
         self.messages += 1
         self.counts.update(verdict.lines)
         late = verdict.late_microseconds
@@ -47,17 +36,17 @@ class KeyTotals:
 
     @property
     def faults(self) -> int:
-        return sum(self.counts[name] for name in BROKEN_PROMISES)
+        return sum(self.counts[name] for name in results.BROKEN_PROMISES)
 
     @property
-    def audit_counts(self) -> AuditCounts:
-        return AuditCounts(**{name: self.counts[name] for name in summaries.COUNTS})
+    def audit_counts(self) -> results.AuditCounts:
+        return results.AuditCounts(**{name: self.counts[name] for name in summaries.COUNTS})
 
     @property
-    def lateness(self) -> Lateness:
+    def lateness(self) -> results.Lateness:
         if not self.deliveries:
-            return Lateness()
-        return Lateness(*(self._percentile(share) / 1e6 for share in summaries.PERCENTILES))
+            return results.Lateness()
+        return results.Lateness(*(self._percentile(share) / 1e6 for share in summaries.PERCENTILES))
 
     def _percentile(self, share: float) -> int:
         """Return the largest value of the bin in which the rank lies."""
@@ -83,7 +72,7 @@ class LocalSummary:
     destinations: Mapping[str | None, KeyTotals]
 
 
-def summarize(verdicts: Sequence[Verdict], endpoint: str) -> LocalSummary:
+def summarize(verdicts: Sequence[AuditVerdict], endpoint: str) -> LocalSummary:
     """Add up the verdicts on the messages of one endpoint."""
     total, by_destination, by_hour = KeyTotals(), dict[str | None, KeyTotals](), dict[int | None, KeyTotals]()
     times = list[int]()
@@ -96,12 +85,12 @@ def summarize(verdicts: Sequence[Verdict], endpoint: str) -> LocalSummary:
         ):
             key.add(verdict)
         times += [time // 1_000_000 for time in (verdict.due, verdict.delivered_at) if time is not None]
-    all_row = AuditRow("all", total.audit_counts, total.lateness)
+    all_row = results.AuditRow("all", total.audit_counts, total.lateness)
     hours = _table(by_hour, _hour_text, summaries.MOST_HOURS, "all other hours", all_row.counts)
     return LocalSummary(
         summaries.Summary(
             total=all_row,
-            by_endpoint=(AuditRow(endpoint, all_row.counts, all_row.lateness),) if verdicts else (),
+            by_endpoint=(results.AuditRow(endpoint, all_row.counts, all_row.lateness),) if verdicts else (),
             by_destination=_table(
                 by_destination, _destination_text, summaries.MOST_DESTINATIONS, "all others", all_row.counts
             ),
@@ -130,25 +119,27 @@ def _table(
     text_of: Callable[[Any], str | None],
     most: int,
     remainder_name: str,
-    counts: AuditCounts,
+    counts: results.AuditCounts,
 ) -> summaries.AuditTable:
     """Return the keys with most faults, then with most messages."""
     keys = [(text_of(key), total) for key, total in totals.items()]
     keys.sort(key=lambda row: (-row[1].faults, -row[1].messages, row[0] is not None, row[0] or ""))
-    rows = tuple(AuditRow(text or "(unknown)", total.audit_counts, total.lateness) for text, total in keys[:most])
+    rows = tuple(
+        results.AuditRow(text or "(unknown)", total.audit_counts, total.lateness) for text, total in keys[:most]
+    )
     remainder = None
     if len(keys) > len(rows):
-        remainder = AuditRow(remainder_name, summaries.subtract(counts, rows), Lateness())
+        remainder = results.AuditRow(remainder_name, summaries.subtract(counts, rows), results.Lateness())
     return summaries.AuditTable(rows, len(keys), remainder)
 
 
-def _shown_bins(total: KeyTotals) -> tuple[LatenessBin, ...]:
+def _shown_bins(total: KeyTotals) -> tuple[results.LatenessBin, ...]:
     shown = Counter[int]()
     for number, count in total.deliveries.items():
         if number >= 0:
             shown[number // summaries.BINS_IN_A_SHOWN_BIN] += count
     return tuple(
-        LatenessBin(
+        results.LatenessBin(
             10 ** (number / summaries.SHOWN_BINS_A_DECADE) / 1e6,
             10 ** ((number + 1) / summaries.SHOWN_BINS_A_DECADE) / 1e6,
             count,
@@ -157,7 +148,7 @@ def _shown_bins(total: KeyTotals) -> tuple[LatenessBin, ...]:
     )
 
 
-def count_curve(verdicts: Iterable[Verdict], width: int) -> tuple[CurvePoint, ...]:
+def count_curve(verdicts: Iterable[AuditVerdict], width: int) -> tuple[results.CurvePoint, ...]:
     """Count due and delivered messages in each interval of ``width`` seconds, without empty intervals."""
     due, delivered = Counter[int](), Counter[int]()
     for verdict in verdicts:
@@ -165,17 +156,19 @@ def count_curve(verdicts: Iterable[Verdict], width: int) -> tuple[CurvePoint, ..
             if time is not None:
                 counts[time // 1_000_000 // width * width] += 1
     return tuple(
-        CurvePoint(from_microseconds(start * 1_000_000), due[start], delivered[start])
+        results.CurvePoint(from_microseconds(start * 1_000_000), due[start], delivered[start])
         for start in sorted(due.keys() | delivered.keys())
     )
 
 
-def findings_of(verdicts: Iterable[Verdict]) -> tuple[Finding, ...]:
+def findings_of(verdicts: Iterable[AuditVerdict]) -> tuple[results.Finding, ...]:
     """Return a finding for each line of :data:`FINDINGS` that is not 0, with a sample of ids."""
     ids = dict[str, list[str]]()
     for verdict in verdicts:
         for name in verdict.about:
             ids.setdefault(name, []).append(verdict.message_id)
     return tuple(
-        Finding(name, len(ids[name]), tuple(sorted(ids[name])[:SAMPLE_SIZE])) for name in FINDINGS if name in ids
+        results.Finding(name, len(ids[name]), tuple(sorted(ids[name])[: results.SAMPLE_SIZE]))
+        for name in results.FINDINGS
+        if name in ids
     )
