@@ -38,7 +38,7 @@ def read_columnar_files(
         "parquet": (_parquet_schema, _parquet_batches),
         "orc": (_orc_schema, _orc_batches),
     }[name]
-    columns = dict[str, pa.Field[Any]]()
+    columns = dict[str, Any]()
     for file in files:
         try:
             fields = schema_of(file)
@@ -141,7 +141,7 @@ def _parquet_batches(file: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _orc_schema(file: Path) -> list[pa.Field[Any]]:
-    fields = list[pa.Field[Any]]()
+    fields = list[Any]()
     for field in pyarrow.orc.ORCFile(file).schema:
         if pa.types.is_timestamp(field.type):
             # Arrow counts them in nanoseconds, which end in the year 2262.

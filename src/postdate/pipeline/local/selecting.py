@@ -52,9 +52,8 @@ def check_types(schema: pa.Schema, columns: ColumnMapping) -> None:
         if name is not None:
             check_time_type(schema.field(name).type)
     for name in (columns.message_id, columns.destination):
-        kind = None if name.startswith("=") else schema.field(name).type
-        if kind is not None and (pa.types.is_binary(kind) or pa.types.is_nested(kind)):
-            raise NeedsSpark(f"the column {name!r} is {values.spark_name(kind)}")
+        if not name.startswith("="):
+            values.check_plain_type(name, schema.field(name).type)
     if columns.headers is not None:
         kind = schema.field(columns.headers).type
         values.refuse_bytes(kind, "headers")

@@ -59,9 +59,17 @@ def _texts_of(name: str, column: Any) -> list[str | None]:
         column, text_of = column.cast(pa.int32()), _date_text
     elif pa.types.is_decimal(kind):
         text_of = "{:f}".format
-    elif not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)):
-        raise NeedsSpark(f"the column {name!r} is {spark_name(kind)}")
+    else:
+        check_plain_type(name, kind)
     return [None if value is None else text_of(value) for value in column.to_pylist()]
+
+
+def check_plain_type(name: str, kind: pa.DataType) -> None:
+    """Raise NeedsSpark for a column of another type than texts, times, whole and decimal numbers, or truth values."""
+    is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    is_time = pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+    if not (is_number or is_time or pa.types.is_string(kind) or pa.types.is_null(kind)):
+        raise NeedsSpark(f"the column {name!r} is {spark_name(kind)}")
 
 
 def _plain_text(value: Any) -> str:
