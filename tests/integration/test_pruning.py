@@ -22,7 +22,7 @@ from postdate.backends.sqlite.connection import connect, create_schema
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage
-from postdate.pipeline.audit.reading import AuditedStore, read_pruned_counts
+from postdate.pipeline.audit.stores import AuditedStore, read_pruned_counts
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Outcome, RecordKind, Scan, ScanPart, TransactionMode
 from postdate.ports.migrating import MOVED_AWAY
