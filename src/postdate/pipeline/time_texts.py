@@ -47,14 +47,11 @@ class TimeText(NamedTuple):
     has_offset: bool
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
-    """Return a pattern of Java, whose ``$`` also stands before a line break at the end, as Python's pattern."""
-    assert pattern.endswith("$")
-    return re.compile(pattern[:-1] + r"(?=(?:\r\n|[\r\n])?\Z)", re.ASCII)
+_JAVAS_END: Final = r"(?=(?:\r\n|[\r\n])?\Z)"
+"""What ``$`` is in a pattern of Java: the end, also before a line break there."""
 
-
-_USUAL_TEXT: Final = _compile(USUAL)
-_ISO_8601_TEXT: Final = _compile(ISO_8601)
+_USUAL_TEXT: Final = re.compile(USUAL.removesuffix("$") + _JAVAS_END, re.ASCII)
+_ISO_8601_TEXT: Final = re.compile(ISO_8601.removesuffix("$") + _JAVAS_END, re.ASCII)
 _PARTS_TEMPLATE: Final = re.sub(r"\$([0-9]+)", r"\\g<\1>", PARTS)
 _FIELDS: Final = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[T ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,9}))?"

@@ -43,9 +43,9 @@ def classic(spark: SparkSession) -> Iterator[SparkSession]:
             spark.conf.set(name, value)
 
 
-IN_THE_GATE = {"schedule", "audit", "delay, started again"}
+IN_THE_GATE = {"schedule", "delay, started again"}
 _SOAK = pytest.mark.soak(
-    "nine more jobs take some minutes",
+    "ten more jobs take some minutes",
     part="spark",
     proven_by="tests/integration/pipeline/test_connect.py::test_a_job_over_connect_has_the_result_of_a_classic_session",
 )

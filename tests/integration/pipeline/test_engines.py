@@ -83,7 +83,14 @@ def run_one(engine: Any, read: Any, folder: Path, now: datetime, job: dict[str, 
 # --- generated files --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+_MORE_SEEDS = pytest.mark.soak(
+    "each takes many seconds",
+    part="random",
+    proven_by="tests/integration/pipeline/test_engines.py::test_generated_files_have_the_same_result_on_both_engines",
+)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=_MORE_SEEDS) for seed in range(1, 6))])
 def test_generated_files_have_the_same_result_on_both_engines(
     spark: SparkSession, tmp_path: Path, chance: random.Random, now: datetime, seed: int
 ) -> None:

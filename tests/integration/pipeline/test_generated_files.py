@@ -238,7 +238,7 @@ def check_files(
 def test_generated_files_are_stored_as_another_reader_has_them(
     spark: SparkSession, tmp_path: Path, chance: random.Random, now: datetime
 ) -> None:
-    check_files(spark, tmp_path, chance, now, groups=4, files=10)
+    check_files(spark, tmp_path, chance, now, groups=2, files=10)
 
 
 @pytest.mark.soak(

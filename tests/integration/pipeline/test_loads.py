@@ -35,7 +35,17 @@ COLUMNS = ("message_id", "due", "destination", "headers", "body", "expires_at")
 Row = Mapping[str, Any]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+_POSTGRES = pytest.param(
+    "postgres",
+    marks=pytest.mark.soak(
+        "the same on a server takes minutes; the conformance suite has what the two stores do",
+        part="spark",
+        proven_by="tests/integration/pipeline/test_loads.py::test_a_killed_driver_leaves_a_part_and_the_next_run_does_the_rest_beside_a_service",
+    ),
+)
+
+
+@pytest.fixture(params=["sqlite", _POSTGRES])
 def spec(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreSpec]:
     """A store that is not set up, in a file and on a server."""
     if request.param == "sqlite":
