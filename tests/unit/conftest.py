@@ -28,6 +28,7 @@ class DeliveryBench:
 
     clock: VirtualClock
     number_of_retries: int = 0
+    missing_queue_wait: timedelta = timedelta(0)
     critical_errors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -35,7 +36,11 @@ class DeliveryBench:
         self.memory, self.queues = MemoryStore(), MemoryTransport()
         self.store, self.transport = FaultyStore(self.memory), FaultyTransport(self.queues)
         self.settings = DispatchSettings(
-            "sales.timeouts", "error", self.number_of_retries, Host("sales", "machine", "0" * 32, "display")
+            "sales.timeouts",
+            "error",
+            self.number_of_retries,
+            Host("sales", "machine", "0" * 32, "display"),
+            missing_queue_wait=self.missing_queue_wait,
         )
         self.store_breaker, self.breaker = self._breaker("store"), self._breaker("dispatch")
         self.failure_rate = FailureRate("handling", "failure handling", 1, self.note_critical)

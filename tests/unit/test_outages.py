@@ -539,3 +539,78 @@ def _said(number: int, severity: int) -> Exception:
     error = Exception("text")
     error.number, error.severity = number, severity  # pyright: ignore[reportAttributeAccessIssue]
     return error
+
+
+# --- queues that do not exist yet -------------------------------------------------------------------------------------
+
+MINUTES = timedelta(minutes=1)
+
+
+@pytest.fixture
+async def awaiting(make_bench):
+    bench = make_bench(missing_queue_wait=10 * MINUTES)
+    await bench.create_queues("billing")
+    return bench
+
+
+async def test_a_missing_queue_is_awaited_and_gets_its_messages_when_it_exists(awaiting, caplog) -> None:
+    """A consumer that starts after the service: its queue is created some minutes after the first message is due."""
+    bench = awaiting
+    await bench.keep(*[bench.message(f"m-{n}", -1, "mails") for n in range(300)], bench.message("b", 60))
+    async with bench.polling():
+        await bench.clock.advance(9 * MINUTES)
+        assert bench.ids("error") == []
+        assert bench.ids("billing") == ["b"]
+        assert (await bench.memory.statistics(bench.clock.now())).failing == 0
+        assert bench.transport.faults.calls["send"] <= 9 * 60
+        await bench.queues.create_queues(["mails"])
+        await bench.clock.advance(3 * SECOND)
+        assert sorted(bench.ids("mails")) == sorted(f"m-{n}" for n in range(300))
+    told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told[0] == (
+        "some queues accept no messages now: there is no queue 'mails' for message 'm-0'; messages wait 10 min for it"
+    )
+    assert len(told) == 9, "once a minute"
+    assert bench.critical_errors == []
+
+
+async def test_after_the_wait_all_messages_of_a_missing_queue_fail_at_once(awaiting) -> None:
+    bench = awaiting
+    await bench.keep(*[bench.message(f"m-{n}", -1, "mails") for n in range(300)])
+    async with bench.polling():
+        await bench.clock.advance(10 * MINUTES - SECOND)
+        assert bench.ids("error") == []
+        await bench.clock.advance(15 * SECOND)
+        assert sorted(bench.ids("error")) == sorted(f"m-{n}" for n in range(300))
+        await bench.memory.store(bench.message("late", 700, "mails"), bench.clock.now())
+        await bench.clock.advance(2 * MINUTES)
+        assert bench.ids("error")[-1] == "late", "it is not awaited again"
+
+
+async def test_a_queue_that_existed_is_awaited_anew_when_it_is_deleted(awaiting) -> None:
+    bench = awaiting
+    await bench.keep(bench.message("m-1", -1, "mails"), bench.message("m-2", 12 * 60, "mails"))
+    async with bench.polling():
+        await bench.clock.advance(11 * MINUTES)
+        assert bench.ids("error") == ["m-1"]
+        await bench.queues.create_queues(["mails"])
+        await bench.clock.advance(2 * MINUTES)
+        assert bench.ids("mails") == ["m-2"]
+        del bench.queues.queues["mails"]
+        await bench.memory.store(bench.message("m-3", 14 * 60, "mails"), bench.clock.now())
+        await bench.clock.advance(9 * MINUTES)
+        assert bench.ids("error") == ["m-1"]
+        await bench.clock.advance(3 * MINUTES)
+        assert bench.ids("error") == ["m-1", "m-3"]
+
+
+async def test_what_is_due_already_when_it_arrives_is_stored_if_its_queue_is_missing(awaiting) -> None:
+    bench = awaiting
+    (received,) = [await arrive(bench, bench.message(due_in=-1, destination="mails"))]
+    for _ in range(2):
+        await bench.pump.handle(received)
+        if not bench.ids(QUEUE):
+            break
+        (received,) = await bench.receiver.receive(1)
+    assert bench.ids("error") == bench.ids(QUEUE) == []
+    assert await bench.memory.get("m-1") is not None

@@ -201,7 +201,7 @@ def decide_dispatch_failure(
     """Decide about a due message that could not be sent to its destination, after ``failures`` earlier failures.
 
     A message is attempted ``number_of_retries + 1`` times in total (upstream makes two or more; specification D4). A
-    missing queue is not retried (row 38). While the server of the queues is out of reach the message waits, and these
+    missing queue is not retried (row 38), once the time is over for which it is awaited. While the server of the queues is out of reach the message waits, and these
     attempts do not count.
     """
     if is_outage(error):
@@ -481,6 +481,8 @@ class DispatchSettings:
         number_of_retries: attempts after the first.
         errors_return_to_destination: error copies of due messages name their destination as the queue to return them
             to, instead of the timeouts queue (specification 3.6).
+        missing_queue_wait: how long due messages wait for a queue that does not exist, since this process first missed
+            it. Then they fail. Zero, as in the specification (row 38): they fail at once.
     """
 
     timeouts_queue: str
@@ -489,6 +491,7 @@ class DispatchSettings:
     host: Host
     errors_return_to_destination: bool = False
     bytes_in_flight: int = BYTES_IN_FLIGHT
+    missing_queue_wait: timedelta = timedelta(0)
 
     @property
     def errors(self) -> ErrorQueue:

@@ -82,6 +82,7 @@ class DelayedDeliveryService(Service):
             Host(context.endpoint),
             errors_return_to_destination=settings.errors_return_to == "destination",
             bytes_in_flight=settings.bytes_in_flight,
+            missing_queue_wait=settings.missing_queue_wait,
         )
 
     @override

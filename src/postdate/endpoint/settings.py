@@ -51,6 +51,9 @@ class DelayedDelivery:
             over 30 s; above 0.
         bytes_in_flight: largest size of the bodies of due messages that are in flight at once to queues outside of the
             store's database, in bytes; 1 or more. A larger message is sent alone.
+        missing_queue_wait: how long due messages wait for a destination that does not exist, since this process first
+            missed it; zero or more. Then they go to the error queue, as those of NServiceBus do at once
+            (specification row 38).
         delay_exchange: also store messages that other programs publish to this exchange; only with queues of RabbitMQ.
         poison_queue: queue for delayed messages that cannot be stored or delivered; created with the other queues.
             ``None``: the endpoint's error queue.
@@ -89,6 +92,13 @@ class DelayedDelivery:
     bytes_in_flight: Annotated[
         int, Meta(ge=1, description="bytes of the bodies of due messages that are in flight to other queues")
     ] = BYTES_IN_FLIGHT
+    missing_queue_wait: Annotated[
+        timedelta,
+        ZERO_OR_MORE,
+        Meta(
+            description="how long due messages wait for a queue that does not exist, before they go to the error queue"
+        ),
+    ] = timedelta(minutes=10)
     delay_exchange: DelayExchange | None = None
     poison_queue: Annotated[
         Destination | None,

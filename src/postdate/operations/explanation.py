@@ -198,6 +198,10 @@ class _Explainer:
             return self._build_explanation(
                 MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice
             )
+        if await needs.has_queue(self.deployment, message.destination) is False:
+            advice = [f"create it: postdate setup --queue {message.destination}"]
+            headline = f"{late}, and waits for its queue {message.destination!r}, which does not exist"
+            return self._build_explanation(MessageState.OVERDUE, headline, facts, advice)
         # This counts by index. To count all pending messages would take longer.
         (due,) = await self.store.due_counts([EARLIEST, self.now])
         ahead = due - 1
@@ -245,7 +249,9 @@ class _Explainer:
         if queue_exists:
             return []
         error_queue = self.deployment.settings.endpoint.error_queue
-        fact = f"its queue {destination!r} does not exist: when due, the message goes to {error_queue!r}"
+        wait = self.deployment.settings.delayed_delivery.missing_queue_wait
+        when = f"the message waits {format_span(wait)} for it, then it goes" if wait else "the message goes"
+        fact = f"its queue {destination!r} does not exist: when due, {when} to {error_queue!r}"
         return [f"{fact}, unless you create it first: postdate setup --queue {destination}"]
 
     # --- in a queue ---------------------------------------------------------------------------------------------

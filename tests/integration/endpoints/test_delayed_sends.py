@@ -188,3 +188,17 @@ async def test_another_message_under_a_used_id_is_an_error_of_the_handler_that_d
         assert (copy.message_id, copy.body) == ("mine", b"second")
     else:
         assert copy.message_id == "handled"
+
+
+async def test_a_consumer_may_start_after_the_service_that_delivers_to_it(place: Place) -> None:
+    """Its queue does not exist when the messages are due. They wait for it, and no other message waits with them."""
+    mails, ids = place.queue("mails"), [f"m-{n}" for n in range(60)]
+    async with place.endpoint() as endpoint:
+        for id_ in ids:
+            await endpoint.send(Pay(1), destination=mails, delay=SOON, message_id=id_)
+        await endpoint.send(Pay(2), delay=2 * SOON)
+        await place.handles(1)
+        await place.is_empty(place.error)
+        await place.transport.create_queues([mails])
+        assert sorted([(await place.take(mails)).message_id for _ in ids]) == sorted(ids)
+        await place.is_empty(place.error, mails)

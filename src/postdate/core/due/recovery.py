@@ -23,11 +23,12 @@ from postdate.errors import (
     DestinationUnavailable,
     MessageError,
     PostdateError,
+    QueueNotFound,
     TransportUnavailable,
     TransportUnreachable,
 )
 from postdate.ports import Claim, ClaimingStore, Outcome, Transport
-from postdate.runtime.reporting import Metrics
+from postdate.runtime.reporting import Metrics, duration_text
 from postdate.runtime.resource import Backoff, Resource, resource_of
 
 FRESH_CLAIM_AGE = timedelta(seconds=10)
@@ -43,6 +44,12 @@ After that the failure counts as a failure of the message, and not of the transp
 """
 
 log = logging.getLogger("postdate.dispatcher")
+
+
+class _QueueAwaited(DestinationUnavailable):
+    """A queue does not exist yet, which is no failure of the transport: it delays the messages of this queue only."""
+
+    transient = False
 
 
 class DispatchRecovery:
@@ -119,10 +126,16 @@ class DispatchRecovery:
         await self.retry_or_move(batch, [each for each in failures if not recoverability.is_outage(each[1])])
 
     def _error_to_handle(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
-        """Return the error to handle. An outage that occurs whenever this message is sent becomes its own failure.
+        """Return the error to handle.
 
-        Otherwise the message would remain the probe for ever, and no other message would be sent.
+        A queue that is missing is first awaited, as if it were full: at a first deployment, its consumer may start
+        later. An outage that occurs whenever this message is sent becomes its own failure. Otherwise the message would
+        remain the probe for ever, and no other message would be sent.
         """
+        if isinstance(error, QueueNotFound):
+            wait, seconds = self._settings.missing_queue_wait, self._clock.monotonic()
+            if self.destinations.may_be_awaited(claim.message.destination, seconds, wait):
+                return _QueueAwaited(f"{error}; messages wait {duration_text(wait.total_seconds())} for it")
         is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
         if is_suspect and self._memory.report_failure(claim.message.message_id) > _MOST_PROBE_FAILURES:
             return TransportUnavailable(f"this error occurs only when this message is sent: {error}")
@@ -152,7 +165,7 @@ class DispatchRecovery:
             self._queue_calls.report_failure(error, seconds)
             # Only a new outage counts against the transport. A destination that is known to be full would trip the
             # breaker although other destinations work.
-            if self.destinations.report_refusal(destination, seconds):
+            if self.destinations.report_refusal(destination, seconds) and error.transient:
                 self._transport_calls.report_refusal(error, seconds)
         else:
             self._transport_calls.report_failure(error, seconds)

@@ -1,11 +1,13 @@
 """State of queues that accept no messages. Pure: time is an argument, in monotonic seconds. Source: ADR 51.
 
-A queue that accepts no messages delays only its own messages. From time to time one of them is sent as a probe. The
+A queue accepts no messages if it is full, or out of reach, or if it is awaited because it does not exist yet. It delays
+only its own messages. From time to time one of them is sent as a probe. The
 other messages wait for the answer, and are claimed as rarely as possible, as their claims could only be released.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 from postdate.runtime.bounded import Bounded
@@ -39,6 +41,10 @@ class Destination(Backoff):
 
     def __init__(self) -> None:
         super().__init__(SHORTEST_SECONDS, LONGEST_SECONDS)
+        self.refused_since = 0.0
+        """Monotonic seconds of the first refusal."""
+        self.is_given_up = False
+        """Whether its messages wait no longer, and each of them fails."""
         self._probed_at = -FOLLOW_SECONDS
         self._attempt_at = 0.0
         """Monotonic seconds at which the messages that were released last may be attempted."""
@@ -47,6 +53,8 @@ class Destination(Backoff):
 
     def wait_seconds(self, seconds: float) -> float:
         """Return the seconds that a message just claimed must wait; 0: it is sent, as a probe."""
+        if self.is_given_up:
+            return 0.0
         if self.retry_at - seconds <= _NEARLY_SECONDS:
             self.report_failure(max(self.retry_at, seconds))
             self._probed_at = seconds
@@ -94,8 +102,17 @@ class Destinations:
         is_new = recovered is None or seconds - recovered.retry_at > LATEST_ATTEMPT_SECONDS
         full = Destination() if recovered is None or is_new else recovered
         full.report_failure(seconds, is_longer=False)
+        full.refused_since = seconds
         self._full[destination] = full
         return is_new
+
+    def may_be_awaited(self, destination: str, seconds: float, wait: timedelta) -> bool:
+        """Return whether messages wait for a queue that does not exist. After ``wait`` they do not, until it exists."""
+        full = self._full.get(destination)
+        if full is None:
+            return bool(wait)
+        full.is_given_up = full.is_given_up or seconds - full.refused_since >= wait.total_seconds()
+        return not full.is_given_up
 
     def retry_wait_seconds(self, destination: str, seconds: float) -> float:
         """Return in how many seconds a message that this destination refused may be attempted again."""
@@ -105,4 +122,5 @@ class Destinations:
     def report_success(self, destination: str) -> None:
         full = self._full.pop(destination, None)
         if full is not None:
+            full.is_given_up = False
             self._recovered[destination] = full
