@@ -62,7 +62,11 @@ class Places:
     def variables(self, store: str, queues: str) -> dict[str, str]:
         """Return the settings that name a pair, in the environment."""
         self.used = [store, queues]
-        variables = {"ENDPOINT__NAME": self.name, "ENDPOINT__ERROR_QUEUE": f"{self.name}.error"}
+        variables = {
+            "ENDPOINT__NAME": self.name,
+            "ENDPOINT__ERROR_QUEUE": f"{self.name}.error",
+            "DELAYED_DELIVERY__MISSING_QUEUE_WAIT": "0s",
+        }
         variables |= {"STORE__ADDRESS": self.addresses[store], "TRANSPORT__ADDRESS": self.addresses[queues]}
         if store in {"postgresql", "mariadb", "mysql"}:
             variables["STORE__SCHEMA"] = self.name

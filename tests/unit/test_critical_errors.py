@@ -160,7 +160,8 @@ async def test_what_can_not_be_removed_for_a_minute_is_a_critical_error_row_46(s
 
 @pytest.mark.parametrize(("limit", "too_many"), [(1, True), (100, False)])
 async def test_a_higher_limit_bears_more_row_46(service: Service, limit: int, too_many: bool) -> None:
-    async with service.endpoint(maximum_recovery_failures_per_second=limit) as sales:
+    limits = {"maximum_recovery_failures_per_second": limit, "missing_queue_wait": timedelta(0)}
+    async with service.endpoint(**limits) as sales:
         del service.queues.queues["error"]
         for number in range(32):
             await send(sales, f"m-{number}", "nowhere", delay=(10 + number / 10) * SECOND)

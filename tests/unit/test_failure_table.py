@@ -6,7 +6,7 @@ message that is lost, and one that is delivered twice although its claim was hel
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -63,6 +63,7 @@ class Row:
         ended: how many outages are said to be over.
         after: the calls take effect before they fail.
         most: calls that are made at that point while they fail, at the most.
+        is_awaited: whether messages wait for a queue that does not exist.
     """
 
     place: str
@@ -81,13 +82,16 @@ class Row:
     ended: int = 1
     after: bool = False
     most: int = 120
+    is_awaited: bool = True
 
     def __str__(self) -> str:
         calls = "for a minute" if self.calls is None else f"{self.calls} times"
         error = "without an answer" if self.error is None else getattr(self.error, "code", type(self.error).__name__)
         beside = f" beside {self.also.method}" if self.also else ""
         when = " from the start" if self.early else ""
-        return f"{self.place} {self.point} {error} {calls}{' after its effect' if self.after else ''}{beside}{when}"
+        effect = " after its effect" if self.after else ""
+        at_once = "" if self.is_awaited else ", which is not awaited"
+        return f"{self.place} {self.point} {error} {calls}{effect}{beside}{when}{at_once}"
 
 
 ONE_LINE_A_MINUTE = 2
@@ -172,7 +176,10 @@ ROWS = [
     Row("transport", "send", FULL, breakers="Dispatch", says=FULL_QUEUES, logged=ONE_LINE_A_MINUTE, most=45),
     Row("transport", "send", NACK, 1, copies=0, code=NACK.code, breakers="Dispatch", says=SEND_ONE, logged=2, ended=0),
     Row("transport", "send", NACK, 3, retries=3, failures=3, says=SEND_ONE, logged=3, ended=0),
-    Row("transport", "send", MISSING, 1, copies=0, code=MISSING.code, says=SEND_ONE, logged=2, ended=0),
+    Row("transport", "send", MISSING, says=FULL_QUEUES, logged=ONE_LINE_A_MINUTE, most=60),
+    Row(
+        "transport", "send", MISSING, 1, is_awaited=False, copies=0, code=MISSING.code, says=SEND_ONE, logged=2, ended=0
+    ),
     Row("transport", "send", LARGE, 1, copies=0, code=LARGE.code, says=SEND_ONE, logged=2, ended=0),
     # The queue does not take the end of a handled message, so it is handled again each time.
     Row("transport", "commit", NACK, calls=2, copies=3, says=NOT_FINISHED, logged=2, ended=0),
@@ -221,10 +228,13 @@ async def live(row: Row, clock: VirtualClock) -> Life:
     """Send a message through an endpoint while one call fails, and for a while afterwards."""
     life, memory, queues = Life(), MemoryStore(), MemoryTransport()
     store, transport = FaultyStore(memory), FaultyTransport(queues)
+    delayed_delivery = DelayedDelivery(store, number_of_retries=row.retries)
+    if not row.is_awaited:
+        delayed_delivery = replace(delayed_delivery, missing_queue_wait=timedelta(0))
     endpoint = Endpoint(
         "sales",
         transport=transport,
-        delayed_delivery=DelayedDelivery(store, number_of_retries=row.retries),
+        delayed_delivery=delayed_delivery,
         recoverability=Recoverability(delayed_retries=0),
         clock=clock,
         critical_error=lambda text, error: life.critical.append(text),

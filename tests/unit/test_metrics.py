@@ -18,7 +18,7 @@ async def deliver(store, transport, metrics, clock: VirtualClock) -> None:
     endpoint = Endpoint(
         "sales",
         transport=transport,
-        delayed_delivery=DelayedDelivery(store, number_of_retries=3),
+        delayed_delivery=DelayedDelivery(store, number_of_retries=3, missing_queue_wait=timedelta(0)),
         send_only=True,
         clock=clock,
         metrics=metrics,

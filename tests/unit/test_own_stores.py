@@ -140,7 +140,7 @@ class World:
 
     def endpoint(self, retries: int = 0, **settings) -> Endpoint:
         settings.setdefault("critical_error", lambda text, _: self.critical.append(text))
-        delayed = DelayedDelivery(self.store, number_of_retries=retries)
+        delayed = DelayedDelivery(self.store, number_of_retries=retries, missing_queue_wait=timedelta(0))
         return Endpoint(
             "sales", transport=self.transport, delayed_delivery=delayed, send_only=True, clock=self.clock, **settings
         )
