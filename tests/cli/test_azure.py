@@ -41,6 +41,7 @@ def site(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
         "TRANSPORT__ADDRESS": "azure-queues://?connection=env:AZURE_STORAGE_CONNECTION_STRING",
         "DELAYED_DELIVERY__POISON_QUEUE": site.poison,
         "DELAYED_DELIVERY__ERRORS_RETURN_TO": "destination",
+        "DELAYED_DELIVERY__MISSING_QUEUE_WAIT": "0s",
         "QUEUES__CREATE": site.orders,
     }
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite_connection)

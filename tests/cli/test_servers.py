@@ -132,7 +132,8 @@ def test_what_waits_can_be_listed_changed_and_cancelled(cli, site):
     assert cli("messages", "explain", "nonsense", "--json").status == 1
 
 
-def test_what_failed_is_returned(cli, site, service, eventually):
+def test_what_failed_is_returned(cli, site, service, eventually, monkeypatch):
+    monkeypatch.setenv("POSTDATE_DELAYED_DELIVERY__MISSING_QUEUE_WAIT", "0s")
     cli.ok("setup")
     running = service()
     cli.ok("send", site.orders, "x", "--delay", "1s", "--id", "m1")

@@ -146,7 +146,9 @@ async def test_whatever_a_row_holds_the_service_lives_and_the_row_is_marked(
     for seq, change in enumerate(WHAT_NOBODY_COULD_HAVE_STORED.values(), 5):
         one_file.damage(f"UPDATE delayed_message SET {change} WHERE seq = {seq}")
     delivery = DelayedDelivery(
-        one_file.store, errors_return_to="destination" if is_at_destination else "timeouts_queue"
+        one_file.store,
+        errors_return_to="destination" if is_at_destination else "timeouts_queue",
+        missing_queue_wait=timedelta(0),
     )
     await queues.create_queues(["q"])
     async with Endpoint("sales", transport=queues, delayed_delivery=delivery, clock=clock):

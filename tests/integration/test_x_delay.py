@@ -61,7 +61,7 @@ class Site:
         endpoint = Endpoint(
             self.name,
             transport=transport,
-            delayed_delivery=DelayedDelivery(store, delay_exchange=exchange),
+            delayed_delivery=DelayedDelivery(store, delay_exchange=exchange, missing_queue_wait=timedelta(0)),
             error_queue=self.error_queue,
             send_only=True,
         )

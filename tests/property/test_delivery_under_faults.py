@@ -208,7 +208,7 @@ class InOneFile:
 
 
 def endpoint(store: FaultyStore, transport: FaultyTransport, clock: VirtualClock) -> Endpoint:
-    delayed_delivery = DelayedDelivery(store, number_of_retries=1_000_000)
+    delayed_delivery = DelayedDelivery(store, number_of_retries=1_000_000, missing_queue_wait=timedelta(0))
     return Endpoint("sales", transport=transport, delayed_delivery=delayed_delivery, send_only=True, clock=clock)
 
 

@@ -608,7 +608,9 @@ class SimulatedService:
         self.endpoint = Endpoint(
             NAME,
             transport=transport,
-            delayed_delivery=DelayedDelivery(self.store, number_of_retries=world.plot.retries),
+            delayed_delivery=DelayedDelivery(
+                self.store, number_of_retries=world.plot.retries, missing_queue_wait=timedelta(0)
+            ),
             recoverability=Recoverability(immediate_retries=1, delayed_retries=1, time_increase=timedelta(seconds=5)),
             clock=self.clock,
             critical_error=self._is_critical,

@@ -201,8 +201,8 @@ def decide_dispatch_failure(
     """Decide about a due message that could not be sent to its destination, after ``failures`` earlier failures.
 
     A message is attempted ``number_of_retries + 1`` times in total (upstream makes two or more; specification D4). A
-    missing queue is not retried (row 38), once the time is over for which it is awaited. While the server of the queues is out of reach the message waits, and these
-    attempts do not count.
+    missing queue is not retried (row 38), once the time is over for which messages wait for it. While the server of the
+    queues is out of reach the message waits, and these attempts do not count.
     """
     if is_outage(error):
         return DelayedRetry(retry_delay(failures, error))

@@ -197,7 +197,7 @@ async def test_a_missing_destination_ends_in_the_error_queue_and_can_be_returned
     """Read by the plain SDK, the copy has upstream's headers; returned, it is an ordinary message of that queue."""
     nowhere = place.queue("nowhere")
     async with place.adapters() as (store, transport):
-        settings = DelayedDelivery(store, errors_return_to="destination")
+        settings = DelayedDelivery(store, errors_return_to="destination", missing_queue_wait=timedelta(0))
         endpoint = place.sender(transport, settings)
         async with endpoint:
             sent = await endpoint.send(b"body", destination=nowhere, delay=SECOND, headers={"own": "1"})
@@ -241,7 +241,12 @@ async def test_failures_of_who_only_sends_land_in_the_poison_queue_row_86(place:
                 error_queue=None,
                 send_only=True,
             )
-        settings = DelayedDelivery(store, poison_queue=place.queue("poison"), errors_return_to="destination")
+        settings = DelayedDelivery(
+            store,
+            poison_queue=place.queue("poison"),
+            errors_return_to="destination",
+            missing_queue_wait=timedelta(0),
+        )
         endpoint = Endpoint(
             place.name, transport=transport, delayed_delivery=settings, error_queue=None, send_only=True
         )
@@ -260,7 +265,9 @@ async def test_the_poison_queue_goes_before_the_error_queue_for_delays_alone_row
         endpoint = Endpoint(
             place.name,
             transport=transport,
-            delayed_delivery=DelayedDelivery(store, poison_queue=place.queue("poison")),
+            delayed_delivery=DelayedDelivery(
+                store, poison_queue=place.queue("poison"), missing_queue_wait=timedelta(0)
+            ),
             error_queue=place.error,
             recoverability=Recoverability(immediate_retries=0, delayed_retries=0),
         )

@@ -46,7 +46,7 @@ After that the failure counts as a failure of the message, and not of the transp
 log = logging.getLogger("postdate.dispatcher")
 
 
-class _QueueAwaited(DestinationUnavailable):
+class _QueueMissing(DestinationUnavailable):
     """A queue does not exist yet, which is no failure of the transport: it delays the messages of this queue only."""
 
     transient = False
@@ -134,8 +134,8 @@ class DispatchRecovery:
         """
         if isinstance(error, QueueNotFound):
             wait, seconds = self._settings.missing_queue_wait, self._clock.monotonic()
-            if self.destinations.may_be_awaited(claim.message.destination, seconds, wait):
-                return _QueueAwaited(f"{error}; messages wait {duration_text(wait.total_seconds())} for it")
+            if self.destinations.should_wait_for(claim.message.destination, seconds, wait):
+                return _QueueMissing(f"{error}; messages wait {duration_text(wait.total_seconds())} for it")
         is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
         if is_suspect and self._memory.report_failure(claim.message.message_id) > _MOST_PROBE_FAILURES:
             return TransportUnavailable(f"this error occurs only when this message is sent: {error}")

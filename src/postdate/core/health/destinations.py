@@ -41,9 +41,9 @@ class Destination(Backoff):
 
     def __init__(self) -> None:
         super().__init__(SHORTEST_SECONDS, LONGEST_SECONDS)
-        self.refused_since = 0.0
+        self.first_refusal_at = 0.0
         """Monotonic seconds of the first refusal."""
-        self.is_given_up = False
+        self.fails_at_once = False
         """Whether its messages wait no longer, and each of them fails."""
         self._probed_at = -FOLLOW_SECONDS
         self._attempt_at = 0.0
@@ -53,7 +53,7 @@ class Destination(Backoff):
 
     def wait_seconds(self, seconds: float) -> float:
         """Return the seconds that a message just claimed must wait; 0: it is sent, as a probe."""
-        if self.is_given_up:
+        if self.fails_at_once:
             return 0.0
         if self.retry_at - seconds <= _NEARLY_SECONDS:
             self.report_failure(max(self.retry_at, seconds))
@@ -102,17 +102,17 @@ class Destinations:
         is_new = recovered is None or seconds - recovered.retry_at > LATEST_ATTEMPT_SECONDS
         full = Destination() if recovered is None or is_new else recovered
         full.report_failure(seconds, is_longer=False)
-        full.refused_since = seconds
+        full.first_refusal_at = seconds
         self._full[destination] = full
         return is_new
 
-    def may_be_awaited(self, destination: str, seconds: float, wait: timedelta) -> bool:
+    def should_wait_for(self, destination: str, seconds: float, wait: timedelta) -> bool:
         """Return whether messages wait for a queue that does not exist. After ``wait`` they do not, until it exists."""
         full = self._full.get(destination)
         if full is None:
             return bool(wait)
-        full.is_given_up = full.is_given_up or seconds - full.refused_since >= wait.total_seconds()
-        return not full.is_given_up
+        full.fails_at_once = full.fails_at_once or seconds - full.first_refusal_at >= wait.total_seconds()
+        return not full.fails_at_once
 
     def retry_wait_seconds(self, destination: str, seconds: float) -> float:
         """Return in how many seconds a message that this destination refused may be attempted again."""
@@ -122,5 +122,5 @@ class Destinations:
     def report_success(self, destination: str) -> None:
         full = self._full.pop(destination, None)
         if full is not None:
-            full.is_given_up = False
+            full.fails_at_once = False
             self._recovered[destination] = full

@@ -117,11 +117,11 @@ class Intake:
             policy=immediate_attempts(max(1, settings.number_of_retries), *unrecoverable),
             metrics=metrics,
         )
-        awaited = (errors.QueueNotFound,) if settings.missing_queue_wait else ()
+        missing_queue = (errors.QueueNotFound,) if settings.missing_queue_wait else ()
         self._send_recovery = replace(
             self._store_recovery,
             rules=RecoveryRules(
-                retry_now_errors=(errors.DestinationUnavailable, *awaited), counts_transient=True
+                retry_now_errors=(errors.DestinationUnavailable, *missing_queue), counts_transient=True
             ),  # then it is stored, and waits in the store until its destination accepts it
             memory=MessageMemory(),
             outage=None,
