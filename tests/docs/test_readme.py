@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def test_make_targets_that_are_named_exist() -> None:
     makefile = README.with_name("Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", blocks("sh")[0], re.MULTILINE):
         assert re.search(rf"^{target}\b.*:", makefile, re.MULTILINE), target
+
+
+def test_what_it_says_to_install_exists() -> None:
+    """And each extra is named, so that nobody looks for one."""
+    project = tomllib.loads(README.with_name("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [line for block in blocks("console") for line in block.splitlines() if "pip install" in line]
+    named = {extra for line in lines for extra in re.findall(r"\w+", line.partition("[")[2].partition("]")[0])}
+    others = {extra for line in lines for extra in re.findall(r"\w+", line.partition("# or ")[2].partition(":")[0])}
+    assert named | others == set(project["optional-dependencies"])
 
 
 @pytest.mark.soak(
