@@ -213,7 +213,7 @@ async def test_a_call_under_way_when_the_client_is_closed_ends_with_an_error_of_
 ) -> None:
     monkeypatch.setattr("postdate.client.background._CLOSE_TIMEOUT_SECONDS", 1.0)
     settings = load_settings(None, {}, {"store.address": f"sqlite:///{tmp_path / 'shop.db'}"})
-    background, begun = Background(settings, create=True), threading.Event()
+    background, begun = Background(lambda: settings, create=True), threading.Event()
 
     async def hang(_: StoreSession) -> None:
         begun.set()

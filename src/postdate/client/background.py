@@ -65,10 +65,16 @@ class StoreSession:
 
 
 class Background(forks.ForkAware):
-    """Opens the store of ``settings`` at first use in each process; with ``create``, also creates its tables."""
+    """Opens a store at first use in each process; with ``create``, also creates its tables.
 
-    def __init__(self, settings: Settings, *, create: bool) -> None:
-        self._settings, self._create = settings, create
+    Args:
+        read_settings: returns the settings, with the address of the store. It is called at each use: if the address has
+            changed, as a test changes it, the store is closed and the other one is opened.
+        create: create missing tables.
+    """
+
+    def __init__(self, read_settings: Callable[[], Settings], *, create: bool) -> None:
+        self.read_settings, self._create = read_settings, create
         self._store_thread: _StoreThread | None = None
         self._lock = forks.lock()
         forks.register(self)
@@ -77,9 +83,13 @@ class Background(forks.ForkAware):
     def submit(self, work: Callable[[StoreSession], Awaitable[T]]) -> Future[T]:
         """Run ``work`` with the open store, in its event loop; return the future of its result."""
         forks.check_process()
+        settings = self.read_settings()
         with self._lock:
+            if self._store_thread is not None and not self._store_thread.has_store_of(settings):
+                self._store_thread.close()
+                self._store_thread = None
             if self._store_thread is None:
-                self._store_thread = _StoreThread(self._settings, create=self._create)
+                self._store_thread = _StoreThread(settings, create=self._create)
             return self._store_thread.submit(work)
 
     async def run(self, work: Callable[[StoreSession], Awaitable[T]]) -> T:
@@ -120,6 +130,9 @@ class _StoreThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
         self._thread.start()
+
+    def has_store_of(self, settings: Settings) -> bool:
+        return settings is self._settings or settings.store.address == self._settings.store.address
 
     def detach_after_fork(self) -> None:
         """Prevent the inherited loop from changing the parent's selector; called in the child of a fork."""

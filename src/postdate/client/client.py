@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
 from postdate.client.background import Background
@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOST_ADDRESSES = 16
+"""The most addresses of a function whose settings are kept."""
+
 
 def connect(
-    url: str | None = None,
+    url: str | Callable[[], str] | None = None,
     *,
     endpoint: str | None = None,
     transport: str | None = None,
@@ -45,7 +48,9 @@ def connect(
     Arguments that are ``None`` come from the file and the environment, as for the command line.
 
     Args:
-        url: such as ``postgresql://user@host/database`` or ``sqlite:///shop.db``. ``None``: ``store.address``.
+        url: such as ``postgresql://user@host/database`` or ``sqlite:///shop.db``. ``None``: ``store.address``. A
+            function that returns the address is called at each use of the client: so tests can name another database
+            after the client was created. See also :func:`postdate.client.django.database_url`.
         endpoint: name of the service or endpoint that delivers the messages. ``None``: ``endpoint.name``, whose default
             is ``postdate``.
         transport: address of the queues; only :meth:`Client.explain` reads them. ``None``: in the store's database, or
@@ -54,18 +59,28 @@ def connect(
         create: create missing tables of the store.
 
     Raises:
-        ConfigurationError: a setting is invalid. The server is not called; the first use shows whether it answers.
+        ConfigurationError: a setting is invalid. The server is not called; the first use shows whether it answers. With
+            a function, each use may raise it.
     """
-    options = {
-        "store.address": url,
-        "transport.address": transport,
-        "endpoint.name": endpoint,
-        "store.schema": schema,
-    }
-    settings = load_settings(None, os.environ, options, origin="an argument of connect")
-    with name_setting_in_errors("store.address", settings.store.address, settings):
-        check_store(settings.store.address)
-    return Client(settings, create=create)
+
+    def read_settings(address: str | None) -> Settings:
+        options = {
+            "store.address": address,
+            "transport.address": transport,
+            "endpoint.name": endpoint,
+            "store.schema": schema,
+        }
+        settings = load_settings(None, os.environ, options, origin="an argument of connect")
+        with name_setting_in_errors("store.address", settings.store.address, settings):
+            check_store(settings.store.address)
+        return settings
+
+    if callable(url):
+        find_address, settings_of = url, lru_cache(maxsize=_MOST_ADDRESSES)(read_settings)
+        name = load_settings(None, os.environ, {"endpoint.name": endpoint}).endpoint.name
+        return Client(name, lambda: settings_of(find_address()), create=create)
+    settings = read_settings(url)
+    return Client(settings.endpoint.name, lambda: settings, create=create)
 
 
 class Client(AbstractAsyncContextManager["Client"]):
@@ -81,14 +96,13 @@ class Client(AbstractAsyncContextManager["Client"]):
     the store cannot be part of.
     """
 
-    def __init__(self, settings: Settings, *, create: bool) -> None:
-        self._settings, self._background = settings, Background(settings, create=create)
-        self._calls = ClientCalls(settings.endpoint.name)
+    def __init__(self, endpoint: str, read_settings: Callable[[], Settings], *, create: bool) -> None:
+        self._background, self._calls = Background(read_settings, create=create), ClientCalls(endpoint)
 
     @property
     def blocking(self) -> BlockingClient:
         """The same client for code without an event loop."""
-        return BlockingClient(self._settings, self._background, self._calls)
+        return BlockingClient(self._background, self._calls)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -272,14 +286,14 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     async def explain(self, message_id: str) -> Explanation:
         """Return where a message is, why, and what to do about it, as ``postdate messages explain`` shows it."""
-        return await self._background.run(lambda _: self._calls.explain(self._settings, message_id))
+        return await self._background.run(lambda _: self._calls.explain(self._background.read_settings(), message_id))
 
 
 class BlockingClient(AbstractContextManager["BlockingClient"]):
     """:class:`Client` for code without an event loop; see there. It may be used from any thread."""
 
-    def __init__(self, settings: Settings, background: Background, calls: ClientCalls) -> None:
-        self._settings, self._background, self._calls = settings, background, calls
+    def __init__(self, background: Background, calls: ClientCalls) -> None:
+        self._background, self._calls = background, calls
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -397,4 +411,6 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
 
     def explain(self, message_id: str) -> Explanation:
         """See :meth:`Client.explain`."""
-        return self._background.submit(lambda _: self._calls.explain(self._settings, message_id)).result()
+        return self._background.submit(
+            lambda _: self._calls.explain(self._background.read_settings(), message_id)
+        ).result()
