@@ -13,19 +13,19 @@ from postdate.errors import PipelineError
 
 EngineName = Literal["local", "spark"]
 
-LARGEST_LOCAL_BYTES: Final = 256 * 1024 * 1024
+LARGEST_LOCAL_BYTES: Final = 64 * 1024 * 1024
 """Files up to this size together are read in this process.
 
-The local engine keeps the input in memory, in about eight times its size: 2 GiB for such an input. It uses one core.
-300,000 rows in 26 MB of CSV take it 24 s into SQLite, and Spark on two cores 38 s, of which 10 s are the start. So the
-limit is one of memory, and of machines with many cores, which the local engine leaves idle.
+The local engine keeps the input in memory, in about eight times its size: half a GiB for such an input. It uses one
+core. 300,000 rows in 26 MB of CSV take it 24 s into SQLite, and Spark on two cores 38 s, of which 10 s are the start.
+Above this limit Spark is faster.
 """
 
-LARGEST_LOCAL_MESSAGES: Final = 1_000_000
+LARGEST_LOCAL_MESSAGES: Final = 400_000
 """A store with up to this number of messages or records is read in this process.
 
-An audit keeps 2.5 KiB for each message in memory, and a forecast a Python object for each second and
-destination.
+An audit keeps 2.5 KiB for each message in memory, 1 GiB for so many, and a forecast a Python object for each second
+and destination.
 """
 
 
