@@ -151,3 +151,12 @@ def test_a_command_runs_where_pyspark_is_not_installed(tmp_path: Path) -> None:
     assert "pip install 'postdate[pipeline]'" in call("audit", "--html", "page.html").stderr
     assert "pip install 'postdate[pipeline]'" in call("sweep").stderr
     assert "pip install 'postdate[pipeline]'" in call("schedule", str(tmp_path / "in.csv"), "--partitions", "1").stderr
+
+
+@pytest.mark.parametrize(("delimiter", "said"), [(";", "';'"), ("\t", "'\\t'"), ("|", "'|'")])
+def test_a_file_with_another_delimiter_is_refused_with_the_option_for_it(cli: Cli, delimiter: str, said: str) -> None:
+    Path("semicolons.csv").write_text(ROWS.replace(",", delimiter), encoding="utf-8")
+    status, _, err = cli("schedule", "semicolons.csv")
+    assert status != 0
+    assert err.endswith(f": if these are several columns, say --delimiter {said}\n")
+    assert cli("schedule", "semicolons.csv", "--delimiter", delimiter)[1]["read"] == 2

@@ -89,12 +89,22 @@ def resolve_columns(
             continue
         matches = _matching_columns(column, names, case_sensitive=case_sensitive)
         if not matches:
-            raise PipelineError(f"the input has no column {column!r}; it has {', '.join(names)}")
+            raise PipelineError(
+                f"the input has no column {column!r}; it has {', '.join(names)}{_delimiter_hint(names)}"
+            )
         if len(matches) > 1:
             raise PipelineError(f"the input has several columns {column!r}: {', '.join(matches)}; rename one")
         resolved_names[field_name] = matches[0]
     unused = tuple(name for name in names if name not in resolved_names.values())
     return ColumnMapping(**resolved_names), unused
+
+
+def _delimiter_hint(names: Sequence[str]) -> str:
+    """Return what to do if one name is probably the whole header line of a CSV file with another delimiter."""
+    if len(names) != 1:
+        return ""
+    delimiter = next((each for each in ";\t|" if each in names[0]), None)
+    return "" if delimiter is None else f": if these are several columns, say --delimiter {delimiter!r}"
 
 
 def _matching_columns(name: str, columns: Sequence[str], *, case_sensitive: bool) -> list[str]:
