@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
@@ -160,7 +161,7 @@ async def test_what_can_not_be_removed_for_a_minute_is_a_critical_error_row_46(s
 
 @pytest.mark.parametrize(("limit", "too_many"), [(1, True), (100, False)])
 async def test_a_higher_limit_bears_more_row_46(service: Service, limit: int, too_many: bool) -> None:
-    limits = {"maximum_recovery_failures_per_second": limit, "missing_queue_wait": timedelta(0)}
+    limits: dict[str, Any] = {"maximum_recovery_failures_per_second": limit, "missing_queue_wait": timedelta(0)}
     async with service.endpoint(**limits) as sales:
         del service.queues.queues["error"]
         for number in range(32):
