@@ -335,7 +335,7 @@ async def test_a_claim_whose_transaction_failed_is_held_still(
 async def test_a_message_without_a_queue_ends_in_the_error_queue(
     store: RedisStore, transport: RedisTransport, prefix: Prefix
 ) -> None:
-    delivery = DelayedDelivery(store, number_of_retries=1)
+    delivery = DelayedDelivery(store, number_of_retries=1, missing_queue_wait=timedelta(0))
     endpoint = Endpoint(
         "service",
         transport=transport,
