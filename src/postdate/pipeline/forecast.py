@@ -298,14 +298,4 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[for
         row[0]: tuple(forecast_result.DestinationShare(share["destination"], -share["fewer"]) for share in row[1])
         for row in herd_shares.collect()
     }
-    return tuple(
-        forecast_result.Herd(
-            start=from_microseconds(span.start * 1_000_000),
-            seconds=span.seconds,
-            messages=span.messages,
-            most_in_a_second=span.peak,
-            usual_in_a_second=span.usual,
-            destinations=top_shares[number],
-        )
-        for number, span in enumerate(spans)
-    )
+    return tuple(forecast_result.Herd.of(span, top_shares[number]) for number, span in enumerate(spans))

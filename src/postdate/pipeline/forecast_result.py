@@ -6,14 +6,18 @@ import math
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from postdate.clock import from_microseconds
 from postdate.errors import PipelineError
 from postdate.operations.plain import format_span
 from postdate.pipeline.engines import EngineName
 from postdate.pipeline.local.folders import LocalFolder, check_local_folder
 from postdate.pipeline.outputs import NewFolder, check_new_folder
 from postdate.pipeline.plain import to_plain
+
+if TYPE_CHECKING:
+    from postdate.pipeline.forecast_rates import HerdSpan  # numpy, which is not needed to read a result
 
 FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
 """Lengths of the intervals of the table, in seconds."""
@@ -124,6 +128,18 @@ class Herd:
     most_in_a_second: int
     usual_in_a_second: int
     destinations: tuple[DestinationShare, ...]
+
+    @classmethod
+    def of(cls, span: HerdSpan, destinations: tuple[DestinationShare, ...]) -> Herd:
+        """Return the herd of this span."""
+        return cls(
+            start=from_microseconds(span.start * 1_000_000),
+            seconds=span.seconds,
+            messages=span.messages,
+            most_in_a_second=span.peak,
+            usual_in_a_second=span.usual,
+            destinations=destinations,
+        )
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------

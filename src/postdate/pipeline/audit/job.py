@@ -112,30 +112,17 @@ def audit(  # noqa: PLR0913 - what to audit, and how
             write_folder(judged.destinations, destinations)
         summary = judged.summary
         width = round_width(summary.span_seconds, summaries.CURVE_POINTS + 1, 1 if state is None else CURVE_SECONDS)
-        result = AuditResult(
-            store=", ".join(endpoint.store.redacted_address for endpoint in endpoints),
-            as_of=as_of,
-            late_after_seconds=late_after.total_seconds(),
-            counts=summary.total.counts,
-            lateness=summary.total.lateness,
-            by_endpoint=summary.by_endpoint,
-            by_destination=summary.by_destination.rows,
-            number_of_destinations=summary.by_destination.keys,
-            other_destinations=summary.by_destination.remainder,
-            by_hour=summary.by_hour.rows,
-            number_of_hours=summary.by_hour.keys,
-            other_hours=summary.by_hour.remainder,
+        addresses = ", ".join(endpoint.store.redacted_address for endpoint in endpoints)
+        result = replace(
+            summaries.make_result(summary, judged.pruned, addresses, as_of, late_after),
             findings=findings_of(judged.verdicts),
             curve=totals.curve_of(judged.count_curve(width)),
             curve_seconds=width,
-            lateness_bins=summary.lateness_bins,
             records=paths,
             findings_to=None if findings_to is None else str(findings_to),
             destinations_to=None if destinations_to is None else str(destinations_to),
             state=None if state is None else str(state),
             since=judged.since,
-            pruned={kind.name.lower(): count for kind, count in sorted(judged.pruned.counts.items())},
-            pruned_before=judged.pruned.before,
         )
         judged.commit()
         return replace(result, took_seconds=time.perf_counter() - started)

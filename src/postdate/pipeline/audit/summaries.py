@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 
-from postdate.pipeline.audit.results import AuditCounts, AuditRow, LatenessBin
+from postdate.pipeline.audit.results import AuditCounts, AuditResult, AuditRow, LatenessBin
+from postdate.ports.scanning import PrunedCounts
 
 MOST_DESTINATIONS = 200
 """Maximum number of destinations in a result; the others are added up."""
@@ -51,6 +53,29 @@ class Summary:
     by_hour: AuditTable
     lateness_bins: tuple[LatenessBin, ...]
     span_seconds: int
+
+
+def make_result(
+    summary: Summary, pruned: PrunedCounts, store: str, as_of: datetime, late_after: timedelta
+) -> AuditResult:
+    """Return a result with this summary; the caller adds findings, curve, and what it has written."""
+    return AuditResult(
+        store=store,
+        as_of=as_of,
+        late_after_seconds=late_after.total_seconds(),
+        counts=summary.total.counts,
+        lateness=summary.total.lateness,
+        by_endpoint=summary.by_endpoint,
+        by_destination=summary.by_destination.rows,
+        number_of_destinations=summary.by_destination.keys,
+        other_destinations=summary.by_destination.remainder,
+        by_hour=summary.by_hour.rows,
+        number_of_hours=summary.by_hour.keys,
+        other_hours=summary.by_hour.remainder,
+        lateness_bins=summary.lateness_bins,
+        pruned={kind.name.lower(): count for kind, count in sorted(pruned.counts.items())},
+        pruned_before=pruned.before,
+    )
 
 
 def subtract(total: AuditCounts, rows: Sequence[AuditRow]) -> AuditCounts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -98,27 +98,13 @@ def audit(
     if destinations is not None:
         _write(_destination_rows(sums.destinations), _DESTINATION_COLUMNS, destinations)
     width = round_width(summary.span_seconds, summaries.CURVE_POINTS + 1)
-    return AuditResult(
-        store=store.redacted_address,
-        as_of=as_of,
-        late_after_seconds=late_after.total_seconds(),
-        counts=summary.total.counts,
-        lateness=summary.total.lateness,
-        by_endpoint=summary.by_endpoint,
-        by_destination=summary.by_destination.rows,
-        number_of_destinations=summary.by_destination.keys,
-        other_destinations=summary.by_destination.remainder,
-        by_hour=summary.by_hour.rows,
-        number_of_hours=summary.by_hour.keys,
-        other_hours=summary.by_hour.remainder,
+    return replace(
+        summaries.make_result(summary, pruned, store.redacted_address, as_of, late_after),
         findings=totals.findings_of(verdicts),
         curve=totals.count_curve(verdicts, width),
         curve_seconds=width,
-        lateness_bins=summary.lateness_bins,
         findings_to=None if findings_to is None else str(findings_to),
         destinations_to=None if destinations_to is None else str(destinations_to),
-        pruned={kind.name.lower(): count for kind, count in sorted(pruned.counts.items())},
-        pruned_before=pruned.before,
         took_seconds=time.perf_counter() - started,
         engine="local",
     )

@@ -224,13 +224,9 @@ def _herds(counts: Iterable[_Count], spans: Sequence[HerdSpan]) -> tuple[forecas
         if count.upcoming and count.second in herd_of_second:
             shares[herd_of_second[count.second]][count.destination] += count.upcoming
     return tuple(
-        forecast_result.Herd(
-            start=from_microseconds(span.start * 1_000_000),
-            seconds=span.seconds,
-            messages=span.messages,
-            most_in_a_second=span.peak,
-            usual_in_a_second=span.usual,
-            destinations=tuple(
+        forecast_result.Herd.of(
+            span,
+            tuple(
                 forecast_result.DestinationShare(destination, messages)
                 for destination, messages in sorted(
                     shares[number].items(), key=lambda each: (-each[1], _name_order(each[0]))
