@@ -43,6 +43,7 @@ SAME := --randomly-seed=1
 test-ready:
 	@scripts/services up
 	@$(BIN)/python -m tests.java # starts Spark in half the time
+	@tests=$$($(BIN)/pytest --collect-only -qq) || { echo "$$tests"; exit 1; } # else each of the workers compiles every test
 
 # Tests wait most of the time, for servers, processes and Spark: more of them run than there are processors. Which of
 # them one worker runs one after the other is in tests/side_by_side.py.

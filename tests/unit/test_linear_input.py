@@ -89,22 +89,25 @@ METHODS = ("search", "match", "fullmatch", "sub", "findall", "finditer", "split"
 
 def uses_in(path: Path) -> Iterator[Use]:
     """Yield the patterns of a source file."""
-    file, tree = path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
-    imports = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not [each for each in imports if re.match(r"from re |import re as ", each)], f"{file}: write `import re`"
+    file, source = path.relative_to(SOURCE).as_posix(), path.read_text()
+    imports = re.findall(r"^\s*(?:from re import|import re\b).*$", source, re.MULTILINE)
+    if not imports:
+        return
+    assert {each.strip() for each in imports} == {"import re"}, f"{file}: write `import re`"
+    nodes = list(ast.walk(ast.parse(source)))
     names = {
         node.value: target.id
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
     applied = [
         (node.value.id, node.attr)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in METHODS
     ]
-    for node in ast.walk(tree):
+    for node in nodes:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "re") or node.func.attr == "escape":
