@@ -179,7 +179,23 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory, own_folder: Path, mon
     return folder
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in sorted(PAGES.glob("*.md"))])
+_LONG = {
+    "pipeline-history": ("test_history.py::test_every_record_is_in_the_lake_once_and_again_only_what_is_new",),
+    "pipeline-loads": (
+        "test_loads.py::test_what_waits_becomes_the_table_and_each_change_is_counted",
+        "test_loads.py::test_loads_are_listed_shown_and_undone",
+    ),
+}
+"""Pages whose commands are whole jobs on Spark, and the tests that prove what they show."""
+
+
+def _page(page):
+    proofs = tuple(f"tests/integration/pipeline/{test}" for test in _LONG.get(page.stem, ()))
+    marks = [pytest.mark.soak("whole jobs on Spark", part="docs", proven_by=proofs)] if proofs else []
+    return pytest.param(page, id=page.stem, marks=marks)
+
+
+@pytest.mark.parametrize("page", list(map(_page, sorted(PAGES.glob("*.md")))))
 def test_every_example_prints_what_the_page_says(page, empty_folder, cli, eventually):
     story, text = Story(page.stem, empty_folder, cli, eventually), page.read_text(encoding="utf-8")
     on_spark = re.search(r"^\$ postdate pipeline .* --cores", text, re.MULTILINE)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -35,7 +36,23 @@ def empty_database(postgres_url: str) -> Iterator[str]:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+_LONG = {
+    "delay": ("test_delay.py::test_rows_that_wait_are_in_the_checkpoint_and_go_once_after_a_restart",),
+    "spark-source": (
+        "test_source.py::test_messages_are_read_as_they_were_written",
+        "test_source.py::test_writing_again_stores_nothing_twice",
+    ),
+}
+"""Guides whose snippets are whole jobs on Spark, and the tests that prove what they show."""
+
+
+def _guide(guide: Path) -> Any:
+    proofs = tuple(f"tests/integration/pipeline/{test}" for test in _LONG.get(guide.stem, ()))
+    marks = [pytest.mark.soak("whole jobs on Spark", part="docs", proven_by=proofs)] if proofs else []
+    return pytest.param(guide, id=guide.stem, marks=marks)
+
+
+@pytest.mark.parametrize("guide", list(map(_guide, GUIDES)))
 def test_snippets_run_and_print_what_is_said(
     guide: Path,
     tmp_path: Path,

@@ -24,10 +24,7 @@ SCRIPT = GUIDES / "year" / "year.py"
 @pytest.mark.soak(
     "a whole day of flights",
     part="docs",
-    proven_by=(
-        "tests/docs/test_year_guide.py::test_the_script_lives_through_a_handful_of_messages",
-        "tests/integration/pipeline/test_flights.py::test_a_day_has_the_messages_of_its_flights_that_are_due_on_it",
-    ),
+    proven_by="tests/integration/pipeline/test_flights.py::test_a_day_has_the_messages_of_its_flights_that_are_due_on_it",
 )
 def test_one_day_is_scheduled_forecast_swept_and_audited(tmp_path: Path) -> None:
     folder = tmp_path / "year"
@@ -48,6 +45,14 @@ def test_one_day_is_scheduled_forecast_swept_and_audited(tmp_path: Path) -> None
     _expect_pictures_and_pages(folder)
 
 
+@pytest.mark.soak(
+    "four jobs on Spark for one page",
+    part="docs",
+    proven_by=(
+        "tests/integration/pipeline/test_flights.py::test_a_day_has_the_messages_of_its_flights_that_are_due_on_it",
+        "tests/docs/test_year_guide.py::test_the_guide_shows_the_lines_of_the_script",
+    ),
+)
 def test_the_script_lives_through_a_handful_of_messages(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from tests.simulator.mutations import MUTATIONS, first_found
 from tests.simulator.run import run
 from tests.simulator.soak import soak
 
-SEEDS = range(200)
+SEEDS = range(100)
 """Those of every profile are among them; `make soak` does more."""
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "testing.md"

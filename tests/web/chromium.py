@@ -20,10 +20,13 @@ _FLAGS: Final = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # it looks up its maker's hosts at each start
 )
 _GRAVE: Final = """
-async () => (await axe.run({resultTypes: ["violations"]})).violations
+async (rules) => (await axe.run({resultTypes: ["violations"], ...(rules ? {runOnly: rules} : {})})).violations
   .filter((each) => ["serious", "critical"].includes(each.impact))
   .map((each) => `${each.id}: ${each.help}: ${each.nodes.map((node) => node.html).join(" ")}`)
 """
+
+OF_THE_STYLE: Final = ("color-contrast", "link-in-text-block", "scrollable-region-focusable", "target-size")
+"""The rules of axe that depend on the colours and the size of the window."""
 
 expect.set_options(timeout=PATIENCE_SECONDS * 1_000)
 
@@ -112,11 +115,11 @@ class Screen:
         """Return what the focus is on, in words."""
         return await self.page.evaluate("document.activeElement.innerText || document.activeElement.placeholder")
 
-    async def barriers(self) -> list[str]:
-        """Return what axe finds serious or critical."""
+    async def barriers(self, rules: tuple[str, ...] = ()) -> list[str]:
+        """Return what axe finds serious or critical by these rules; by all of them if none are named."""
         if not await self.page.evaluate("typeof axe === 'object'"):
             await self.page.evaluate((Azurite.modules() / "axe-core" / "axe.min.js").read_text("utf-8"))
-        return await self.page.evaluate(_GRAVE)
+        return await self.page.evaluate(_GRAVE, list(rules) or None)
 
     async def overflow(self) -> int:
         """Return by how many pixels it is wider than its window, once its style is there."""

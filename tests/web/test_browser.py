@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from playwright.async_api import Browser, expect
-from tests.web.chromium import PHONE, WIDE, Dashboard, Screen, chromium, screen_of
+from tests.web.chromium import OF_THE_STYLE, PHONE, WIDE, Dashboard, Screen, chromium, screen_of
 from tests.web.shop import MINUTE, NEXT, OF_WHO_ACTS, PAGES, TOKEN, TRIED, Shop
 from tests.web.test_pages import HOSTILE
 
@@ -53,10 +53,10 @@ async def _keep_nobody_out(screen: Screen, pages: Mapping[str, int]) -> None:
     found = dict[tuple[str, str], list[str]]()
     for path, status in pages.items():
         await screen.go(path, status)
-        for size, scheme in ((WIDE, "light"), (PHONE, "dark")):
+        for size, scheme, rules in ((WIDE, "light", ()), (PHONE, "dark", OF_THE_STYLE)):
             await screen.look(size, scheme)
             faults = [] if await screen.overflow() <= 0 else ["it is wider than its window"]
-            found[path, scheme] = faults + await screen.barriers()
+            found[path, scheme] = faults + await screen.barriers(rules)
     assert {where: faults for where, faults in found.items() if faults} == {}
 
 

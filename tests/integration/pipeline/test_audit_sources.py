@@ -111,6 +111,11 @@ def test_records_that_cannot_be_read_are_refused_before_any_work(spark: SparkSes
         audit(spark, missing_store, START, findings_to=tmp_path / "text")
 
 
+@pytest.mark.soak(
+    "one more audit of several endpoints",
+    part="spark",
+    proven_by="tests/integration/pipeline/test_audit_sources.py::test_all_endpoints_of_one_database",
+)
 def test_a_queue_in_the_file_of_another_endpoint(spark: SparkSession, tmp_path: Path) -> None:
     """What is handled there belongs to the store that the message was scheduled in, and to nobody's orphans."""
     sender = StoreSpec(f"sqlite:///{tmp_path / 'sender.db'}", synchronous="normal", endpoint="sender")

@@ -390,6 +390,14 @@ def test_rows_of_any_stream_that_cannot_wait_are_rejected(
         split_rejected(source, "at")
 
 
+@pytest.mark.soak(
+    "two streams, each started twice",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_delay.py::test_malformed_rows_are_written_with_their_reason_once_and_the_others_go",
+        "tests/integration/pipeline/test_delay.py::test_rows_of_any_stream_that_cannot_wait_are_rejected",
+    ),
+)
 def test_a_query_of_rejected_rows_runs_beside_the_delay_and_goes_on_after_a_restart(
     delaying: SparkSession, place: Path, eventually: Eventually
 ) -> None:

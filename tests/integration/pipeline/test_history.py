@@ -57,6 +57,7 @@ def _also_on_postgresql(*proven_by: str) -> pytest.MarkDecorator:
 
 
 _ONCE = "test_every_record_is_in_the_lake_once_and_again_only_what_is_new[postgresql]"
+_POSITION = "test_the_position_follows_the_commit_and_never_the_files[sqlite]"
 
 
 # --- once, and again --------------------------------------------------------------------------------------------------
@@ -145,6 +146,7 @@ def test_a_repeated_micro_batch_replaces_itself(spark: SparkSession, store: Stor
     assert lake_records(lake) == stored_records(store)
 
 
+@_also_on_postgresql(_ONCE, _POSITION)
 def test_the_position_follows_the_commit_and_never_the_files(
     spark: SparkSession, spec: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +238,7 @@ def test_a_store_that_cannot_be_followed_is_refused(spark: SparkSession, tmp_pat
 
 @_also_on_postgresql(
     _ONCE,
-    "test_the_position_follows_the_commit_and_never_the_files[postgresql]",
+    "test_the_position_follows_the_commit_and_never_the_files[sqlite]",
 )
 def test_retention_removes_only_what_is_in_the_lake_and_all_of_it_when_the_lake_is_forgotten(
     spark: SparkSession, spec: StoreSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture

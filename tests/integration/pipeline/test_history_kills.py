@@ -101,7 +101,7 @@ def _follow_until_it_dies(driver: SparkDriver, spec: StoreSpec, lake: Path, stop
     part="spark",
     proven_by=(
         "tests/integration/pipeline/test_history_kills.py::test_a_driver_that_was_killed_goes_on_and_the_lake_has_each_record_once",
-        "tests/integration/pipeline/test_history.py::test_the_position_follows_the_commit_and_never_the_files",
+        "tests/integration/pipeline/test_history.py::test_the_position_follows_the_commit_and_never_the_files[sqlite]",
         "tests/integration/pipeline/test_history.py::test_a_repeated_micro_batch_replaces_itself",
     ),
 )

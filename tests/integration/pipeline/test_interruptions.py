@@ -78,6 +78,14 @@ def test_a_killed_python_worker_does_not_end_a_job(spark: SparkSession) -> None:
     assert spark.range(10).mapInArrow(die_at_first, "id long").count() == 10
 
 
+@pytest.mark.soak(
+    "a whole job that waits for a server",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_interruptions.py::test_a_task_that_stores_goes_on_where_the_store_went_away",
+        "tests/integration/pipeline/test_interruptions.py::test_a_scan_waits_for_a_store_that_is_away",
+    ),
+)
 def test_a_schedule_waits_for_a_store_that_is_away(
     spark: SparkSession,
     postgres: StoreSpec,
