@@ -71,10 +71,11 @@ class Background(forks.ForkAware):
         read_settings: returns the settings, with the address of the store. It is called at each use: if the address has
             changed, as a test changes it, the store is closed and the other one is opened.
         create: create missing tables.
+        clock: clock of a test. ``None``: the clock of the store, or of the machine.
     """
 
-    def __init__(self, read_settings: Callable[[], Settings], *, create: bool) -> None:
-        self.read_settings, self._create = read_settings, create
+    def __init__(self, read_settings: Callable[[], Settings], *, create: bool, clock: Clock | None = None) -> None:
+        self.read_settings, self._create, self._clock = read_settings, create, clock
         self._store_thread: _StoreThread | None = None
         self._lock = forks.lock()
         forks.register(self)
@@ -89,7 +90,7 @@ class Background(forks.ForkAware):
                 self._store_thread.close()
                 self._store_thread = None
             if self._store_thread is None:
-                self._store_thread = _StoreThread(settings, create=self._create)
+                self._store_thread = _StoreThread(settings, create=self._create, clock=self._clock)
             return self._store_thread.submit(work)
 
     async def run(self, work: Callable[[StoreSession], Awaitable[T]]) -> T:
@@ -119,8 +120,8 @@ class Background(forks.ForkAware):
 
 
 class _StoreThread:
-    def __init__(self, settings: Settings, *, create: bool) -> None:
-        self._settings, self._create = settings, create
+    def __init__(self, settings: Settings, *, create: bool, clock: Clock | None) -> None:
+        self._settings, self._create, self._clock = settings, create, clock
         self._session: StoreSession | None = None
         self._open_task: asyncio.Task[StoreSession] | None = None
         self._tasks = set[asyncio.Task[Any]]()
@@ -203,7 +204,7 @@ class _StoreThread:
             clock = clock_of_store(SystemClock(), store, is_authoritative=settings.delayed_delivery.use_store_clock)
             if clock is not None:
                 await clock.read()
-        return StoreSession(store, clock or SystemClock(), ZoneMarkers(store), SystemClock().monotonic())
+        return StoreSession(store, self._clock or clock or SystemClock(), ZoneMarkers(store), SystemClock().monotonic())
 
     def close(self) -> None:
         """Wait a limited time for running calls; then close the store, and stop the event loop in any case."""

@@ -113,7 +113,7 @@ class ClientCalls:
                     raise InvalidMessage(f"send_many takes pairs (message, SendOptions(…)), not {each!r}")
 
         def create_messages(clock: Clock) -> list[DelayedMessage]:
-            return [self._create_message(message, options, clock) for message, options in messages]
+            return [self.create_message(message, options, clock) for message, options in messages]
 
         async def run_alone(session: StoreSession) -> list[str]:
             delayed, now = create_messages(session.clock), session.clock.now()
@@ -143,7 +143,7 @@ class ClientCalls:
                 message_type.__name__,
             )
 
-    def _create_message(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
+    def create_message(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
         destination = options.destination
         if destination is None:
             raise InvalidMessage("a message needs a destination: destination='queue'")
@@ -208,7 +208,7 @@ class ClientCalls:
                 now, due = clock.now(), _due(options, clock)
                 due = min(due, later(now if stored_at is None else stored_at, longest_wait))
                 message_options = replace(message_options, delay=None, deliver_at=due, window=None, spread=None)
-            return self._create_message(message, message_options, clock)
+            return self.create_message(message, message_options, clock)
 
         async def run_alone(session: StoreSession) -> str:
             if not isinstance(session.store, ReplacingStore):
