@@ -27,10 +27,10 @@ from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store
 from postdate.core.upkeep.wall_times import ZoneMarkers
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
-from postdate.ports import ClaimingStore, TransactionMode
+from postdate.ports import ClaimingStore, Observer, TransactionMode
 from postdate.runtime import forks
 from postdate.runtime.threads import WakeUp
-from postdate.wiring import name_setting_in_errors, open_store, store_settings
+from postdate.wiring import file_of, name_setting_in_errors, open_store, store_observer, store_settings
 
 log = logging.getLogger("postdate.client")
 
@@ -54,6 +54,8 @@ class StoreSession:
     clock: Clock
     zones: ZoneMarkers
     read_at: float
+    queues: Observer | None
+    """Shows the queues, if they are in the database of the store."""
 
     async def refresh_clock(self) -> None:
         """Read the store's clock again if it was not read for ten minutes."""
@@ -204,7 +206,13 @@ class _StoreThread:
             clock = clock_of_store(SystemClock(), store, is_authoritative=settings.delayed_delivery.use_store_clock)
             if clock is not None:
                 await clock.read()
-        return StoreSession(store, self._clock or clock or SystemClock(), ZoneMarkers(store), SystemClock().monotonic())
+        return StoreSession(
+            store,
+            self._clock or clock or SystemClock(),
+            ZoneMarkers(store),
+            SystemClock().monotonic(),
+            store_observer(store) if _have_one_database(settings) else None,
+        )
 
     def close(self) -> None:
         """Wait a limited time for running calls; then close the store, and stop the event loop in any case."""
@@ -233,6 +241,12 @@ class _StoreThread:
         session, self._session = self._session, None
         if session is not None:
             await session.store.close()
+
+
+def _have_one_database(settings: Settings) -> bool:
+    """Return whether the queues are in the database of the store; in a file the two addresses have other schemes."""
+    store, queues = settings.store.address, settings.transport.address
+    return store == queues or (file_of(store) is not None and file_of(store) == file_of(queues))
 
 
 def _closed_error() -> StoreUnreachable:

@@ -87,7 +87,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     """A client of one store: sends, cancels, reschedules and reads its messages. Created by :func:`postdate.connect`.
 
     One object may be used from any thread and any event loop, and before and after a fork. It delivers nothing itself,
-    and warns once in each process if no other process delivers.
+    and warns once in each process if no other process delivers, or if a destination queue is missing in its database.
 
     ``transaction`` is a transaction of the application: a connection, or a session, on the store's database. The
     commit of the transaction makes the changes visible, and its roll-back undoes them.

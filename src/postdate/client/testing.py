@@ -134,7 +134,7 @@ class _LastingBackground(Background):
 
 
 class _RememberingCalls(ClientCalls):
-    """Remembers messages as they were sent, and warns of no missing service: there is none in a test."""
+    """Remembers messages as they were sent. Warns of no missing service and no missing queue: a test has neither."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -148,4 +148,4 @@ class _RememberingCalls(ClientCalls):
         return delayed
 
     @override
-    async def warn_if_undelivered(self, session: StoreSession) -> None: ...
+    async def warn(self, session: StoreSession, destinations: frozenset[str]) -> None: ...

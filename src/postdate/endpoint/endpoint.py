@@ -211,7 +211,8 @@ class Endpoint(forks.ForkAware):
         A plain function runs in a thread, and receives a :class:`postdate.BlockingHandlerContext`.
 
         Args:
-            message_type: a dataclass or ``msgspec.Struct``.
+            message_type: a dataclass or ``msgspec.Struct``; or ``bytes``, for messages that were sent as bytes, and all
+                others whose headers name no type.
             name: name of the type on the wire. Default: that of :func:`postdate.message`, or ``module.Class``.
         """
         if self.send_only:
