@@ -22,7 +22,7 @@ from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived, typ
 from postdate.endpoint.outgoing import delayed_message_of, outgoing_message, sender_headers
 from postdate.endpoint.send_options import SendOptions
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError, QueueNotFound
-from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_id
+from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, Headers, check_id
 from postdate.ports import Answer, JoiningStore, ReplacingStore, Steps
 from postdate.ports.changing import KeyedIds, cannot_join_error
 from postdate.runtime.bounded import Bounded
@@ -189,7 +189,8 @@ class ClientCalls:
         ):
             options = replace(options, time_to_be_received=span)
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
-        self._warn_of_main(type(message))
+        if Headers.ENCLOSED_MESSAGE_TYPES not in (options.headers or {}):
+            self._warn_of_main(type(message))
         return delayed_message_of(outgoing_message(self._sender, content, body, destination, options, clock), clock)
 
     def cancel(self, message_id: str) -> ClientCall[Answer]:

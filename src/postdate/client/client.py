@@ -130,6 +130,9 @@ class Client(AbstractAsyncContextManager["Client"]):
         Without ``delay`` and ``deliver_at`` the message is due at once. Every message goes into the store, and the
         service delivers it.
 
+        The message has the name of its type: see :func:`postdate.message`. For a class that is not yours, give the name
+        with ``headers={Headers.ENCLOSED_MESSAGE_TYPES: "remind"}``.
+
         Raises:
             DelayConflict, InvalidMessage, InvalidHeaders, InvalidTimestamp, MessageTooLarge: nothing was sent.
             DuplicateMessage: ``message_id`` was used before, and nothing was sent. The first message is unchanged:
