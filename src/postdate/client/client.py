@@ -24,7 +24,7 @@ from postdate.endpoint.send_options import SendKeywords, SendOptions, read_send_
 from postdate.messages import DelayedMessage
 from postdate.ports import Answer, NativeTransaction
 from postdate.runtime.threads import run_in_thread
-from postdate.wiring import check_store, name_setting_in_errors
+from postdate.wiring import check_store, name_setting_in_errors, with_absolute_files
 
 if TYPE_CHECKING:
     from postdate.operations import Explanation
@@ -49,6 +49,7 @@ def connect(
 
     Args:
         url: such as ``postgresql://user@host/database`` or ``sqlite:///shop.db``. ``None``: ``store.address``. A
+            relative path counts from the working directory of this call. A
             function that returns the address is called at each use of the client: so tests can name another database
             after the client was created. See also :func:`postdate.client.django.database_url`.
         endpoint: name of the service or endpoint that delivers the messages. ``None``: ``endpoint.name``, whose default
@@ -73,7 +74,7 @@ def connect(
         settings = load_settings(None, os.environ, options, origin="an argument of connect")
         with name_setting_in_errors("store.address", settings.store.address, settings):
             check_store(settings.store.address)
-        return settings
+        return with_absolute_files(settings)
 
     if callable(url):
         find_address, settings_of = url, lru_cache(maxsize=_MOST_ADDRESSES)(read_settings)

@@ -31,6 +31,19 @@ from postdate.clock import steady_seconds
 from postdate.ports.backends import LibraryFacts
 from postdate.runtime import forks
 
+# --- paths ---------------------------------------------------------------------------------------------------------
+
+
+def absolute_path(path: str | Path) -> Path:
+    """Return the path of a file, which no later change of the working directory changes."""
+    if str(path) == ":memory:":
+        raise errors.ConfigurationError(
+            "a database in memory cannot be shared by connections: use Memory, MemoryStore, MemoryTransport and the "
+            "like, or the path of a file"
+        )
+    return Path(path).expanduser().resolve()
+
+
 # --- errors of SQLite as those of Postdate -------------------------------------------------------------------------
 
 _PRIMARY_CODE = 0xFF  # the mask that removes the extension of SQLite's error code
