@@ -2,8 +2,9 @@
 what is missing, and setup creates again what it can.
 """
 
+import sqlite3
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ from tests import postgres_subjects
 from tests.cli.conftest import CommandLine
 
 from postdate.backends.postgres.objects import find_missing_objects
+from postdate.backends.sqlite.connection import missing_objects
 
 
 class Restored:
@@ -135,3 +137,37 @@ def test_an_earlier_version_is_named(restored: Restored, cli: CommandLine) -> No
     assert "version 7, this Postdate needs 8" in cli("doctor").out
     cli.ok("setup")
     assert restored.missing() == []
+
+
+# --- a file -----------------------------------------------------------------------------------------------------------
+
+OWN_INDEXES = "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY name"
+
+
+def test_every_index_that_a_file_lost_is_named_and_created_again(cli: CommandLine) -> None:
+    cli.ok("setup")
+    with closing(sqlite3.connect("postdate.db")) as connection:
+        assert missing_objects(connection) == {}
+        names = [name for (name,) in connection.execute(OWN_INDEXES)]
+        for name in names:
+            connection.execute(f"DROP INDEX {name}")
+    assert len(names) >= 10
+    for ran in (cli("run", "--no-setup"), cli("messages", "list"), cli("doctor")):
+        assert ran.status != 0
+        assert all(name in ran.err + ran.out for name in names)
+        assert "postdate setup" in ran.err + ran.out
+    cli.ok("setup")
+    with closing(sqlite3.connect("postdate.db")) as connection:
+        assert [name for (name,) in connection.execute(OWN_INDEXES)] == names
+    cli.ok("messages", "list")
+
+
+def test_a_table_that_a_file_lost_is_named_and_no_empty_one_takes_its_place(cli: CommandLine) -> None:
+    cli.ok("setup")
+    with closing(sqlite3.connect("postdate.db")) as connection:
+        connection.execute("DROP TABLE content")
+    for command in ("setup", "run"):
+        ran = cli(command)
+        assert ran.status == 3
+        assert "migrations were applied there: content. Restore" in ran.err
+    assert "lacks content" in cli("doctor").out
