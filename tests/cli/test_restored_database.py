@@ -3,16 +3,18 @@ what is missing, and setup creates again what it can.
 """
 
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
-from tests import postgres_subjects
+from tests import mariadb_subjects, postgres_subjects
 from tests.cli.conftest import CommandLine
 
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.schema import quote_name
 from postdate.backends.postgres.objects import find_missing_objects
 from postdate.backends.sqlite.connection import missing_objects
 
@@ -137,6 +139,61 @@ def test_an_earlier_version_is_named(restored: Restored, cli: CommandLine) -> No
     assert "version 7, this Postdate needs 8" in cli("doctor").out
     cli.ok("setup")
     assert restored.missing() == []
+
+
+# --- a database of MariaDB --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restored_mariadb(
+    mariadb_url: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> Generator[Callable[[str], object]]:
+    """Set up a store; return what changes it."""
+    schema = mariadb_subjects.fresh_schema()
+    monkeypatch.setenv("POSTDATE_STORE__ADDRESS", mariadb_url)
+    monkeypatch.setenv("POSTDATE_STORE__SCHEMA", schema)
+    monkeypatch.setenv("POSTDATE_TRANSPORT__ADDRESS", "sqlite:///queues.db")
+    cli.ok("setup")
+    with closing(MariaDbServer(mariadb_url).connect()) as session:
+        place = quote_name(schema)
+        yield lambda change: session.change(change.format(place=place))
+    mariadb_subjects.drop_schema(mariadb_url, schema)
+
+
+def test_an_index_that_mariadb_lost_is_named_and_created_again(
+    restored_mariadb: Callable[[str], object], cli: CommandLine
+) -> None:
+    assert "lacks" not in cli("doctor").out
+    for table, index in (
+        ("postdate.timeouts", "attempt"),
+        ("postdate.timeouts", "due"),
+        ("postdate_record", "record_scheduled"),
+        ("postdate_store", "name"),
+        ("postdate_destination_limit", "destination_limit_name"),
+    ):
+        restored_mariadb(f"ALTER TABLE {{place}}.`{table}` DROP INDEX `{index}`")
+    start = cli("run", "--no-setup")
+    assert start.status == 3
+    for text in (start.err, cli("doctor").out):
+        for index in (
+            "the index of 'postdate.timeouts' on (attempt_at, number)",
+            "the index of 'postdate.timeouts' on (due, number, failures)",
+            "the index of 'postdate_record' on (message_id, store_id, once)",
+            "the index of 'postdate_store' on (name)",
+            "the index of 'postdate_destination_limit' on (store, destination)",
+        ):
+            assert index in text
+    cli.ok("setup")
+    assert "lacks" not in cli("doctor").out
+
+
+def test_a_table_that_mariadb_lost_is_named(restored_mariadb: Callable[[str], object], cli: CommandLine) -> None:
+    restored_mariadb("DROP TABLE {place}.`postdate_holder`")
+    assert "lacks the table 'postdate_holder'" in cli("doctor").out
+    for command in ("setup", "run"):
+        ran = cli(command)
+        assert ran.status == 3
+        assert "migrations were applied there: postdate_holder. Restore" in ran.err
 
 
 # --- a file -----------------------------------------------------------------------------------------------------------

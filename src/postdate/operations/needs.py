@@ -126,10 +126,10 @@ async def check_setup(deployment: OpenDeployment) -> None:
     settings = deployment.settings
     if deployment.store is not None:
         await deployment.store.initialize(settings.endpoint.name, ports.TransactionMode.RECEIVE_ONLY)
+        await _check_objects(deployment.store, settings)  # before statements that force the use of an index
         await deployment.store.next_attempt()
         if isinstance(deployment.store, LimitingStore):
             await deployment.store.load_limits()
-        await _check_objects(deployment.store, settings)
     now = SystemClock().now()
     with locate_errors(settings, "timeout_manager.address"):
         for endpoint, timeouts in deployment.timeouts.items():
@@ -148,9 +148,12 @@ async def check_setup(deployment: OpenDeployment) -> None:
 
 
 async def _check_objects(store: ports.ClaimingStore, settings: Settings) -> None:
-    """Raise StoreNotSetUp if migrations, tables or indexes are missing: without an index, each query reads a table."""
+    """Raise StoreNotSetUp if migrations, tables or indexes are missing: without an index, each query reads a table.
+
+    It does not judge a place without any tables. There the next call of the store raises the error.
+    """
     facts = await store.server_facts() if isinstance(store, ports.AdministrableStore) else None
-    if facts is None or facts.schema_version is None:
+    if facts is None or not facts.schema_version:
         return
     where = f"{settings.store.address!r} (store.address, {settings.origin('store.address')})"
     if facts.newest_schema_version is not None and facts.schema_version < facts.newest_schema_version:
