@@ -28,7 +28,7 @@ _INDEXES: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class MariaDbIndex:
     """An index; ``definition`` is the part of a statement that adds it to its table."""
 
     table: str
@@ -40,7 +40,7 @@ class Index:
         return f"the index of {self.table!r} on ({self.columns})"
 
 
-def find_missing_objects(session: Any, names: RowLockNames) -> tuple[Sequence[str], Sequence[Index]]:
+def find_missing_objects(session: Any, names: RowLockNames) -> tuple[Sequence[str], Sequence[MariaDbIndex]]:
     """Return the missing tables and indexes of the database and of one store, whose migrations were applied."""
     values = {"schema": names.schema}
     # In lower case, as some servers keep all names of tables (lower_case_table_names).
@@ -48,7 +48,7 @@ def find_missing_objects(session: Any, names: RowLockNames) -> tuple[Sequence[st
     indexes = {
         (table.lower(), columns, not int(non_unique)) for table, non_unique, columns in session.rows(_INDEXES, values)
     }
-    missing_tables, missing_indexes = dict[str, None](), list[Index]()
+    missing_tables, missing_indexes = dict[str, None](), list[MariaDbIndex]()
     for each in (*_required_indexes("database", ""), *_required_indexes("store", names.table)):
         table = each.table.lower()
         if table not in tables:
@@ -59,12 +59,12 @@ def find_missing_objects(session: Any, names: RowLockNames) -> tuple[Sequence[st
 
 
 @cache
-def _required_indexes(part: str, store_table: str) -> Sequence[Index]:
+def _required_indexes(part: str, store_table: str) -> Sequence[MariaDbIndex]:
     """Return the indexes of a part in a new database. Every table has one, that of its primary key."""
     files = migrations("postdate.backends.mariadb", part)
     (first,) = (number for number, each in enumerate(files) if each.is_initial)
 
-    def indexes() -> Iterator[Index]:
+    def indexes() -> Iterator[MariaDbIndex]:
         for place, body in _TABLE.findall("\n".join(strip_comments(each.sql) for each in files[first:])):
             table = store_table if place == "{table}" else place.removeprefix("{schema}.").strip("`")
             for line in body.splitlines():
@@ -74,7 +74,7 @@ def _required_indexes(part: str, store_table: str) -> Sequence[Index]:
                     columns, kind = of_column.groups()
                 else:
                     continue
-                yield Index(table, columns, not kind.startswith("KEY"), f"{kind} ({columns})")
+                yield MariaDbIndex(table, columns, not kind.startswith("KEY"), f"{kind} ({columns})")
 
     return tuple(indexes())
 

@@ -42,7 +42,7 @@ _INDEXES: Final = b"""
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class PostgresIndex:
     """An index, also that of a primary key or of a unique constraint; ``statement`` creates it again."""
 
     table: str
@@ -61,7 +61,7 @@ class MissingObjects:
     """What a schema lacks. Indexes can be created again; the rows of a table cannot."""
 
     relations: Sequence[str]
-    indexes: Sequence[Index]
+    indexes: Sequence[PostgresIndex]
 
     def texts(self) -> list[str]:
         return [*(f"the table or sequence {name!r}" for name in self.relations), *map(str, self.indexes)]
@@ -75,10 +75,10 @@ def find_missing_objects(connection: psycopg.Connection[Any], schema: str, subje
     values = {"schema": schema}
     relations = {name for (name,) in connection.execute(_RELATIONS, values)}
     indexes = {
-        Index(table, tuple(columns), is_unique, method, is_partial)
+        PostgresIndex(table, tuple(columns), is_unique, method, is_partial)
         for table, is_unique, method, is_partial, columns in connection.execute(_INDEXES, values)
     }
-    missing_relations, missing_indexes = list[str](), list[Index]()
+    missing_relations, missing_indexes = list[str](), list[PostgresIndex]()
     for subject in subjects:
         required_relations, required_indexes = _required_objects(schema, subject)
         missing_relations += [each for each in required_relations if each not in relations]
@@ -88,7 +88,7 @@ def find_missing_objects(connection: psycopg.Connection[Any], schema: str, subje
 
 
 @cache
-def _required_objects(schema: str, subject: str) -> tuple[Sequence[str], Sequence[Index]]:
+def _required_objects(schema: str, subject: str) -> tuple[Sequence[str], Sequence[PostgresIndex]]:
     """Return the tables and sequences, and the indexes, of a subject in a new database."""
     part = _PARTS.get(subject, "store")
     files = migrations("postdate.backends.postgres", part)
@@ -99,12 +99,14 @@ def _required_objects(schema: str, subject: str) -> tuple[Sequence[str], Sequenc
     def name_of(placeholder: str) -> str:
         return subject if placeholder == "{table}" else placeholder.removeprefix("{schema}.").removesuffix(";")
 
-    def indexes() -> Iterator[Index]:
+    def indexes() -> Iterator[PostgresIndex]:
         for match in _INDEX.finditer(text):
             unique, table, method, columns, remainder = match.groups()
             statement = fill_placeholders(match[0], names)
             is_partial = "WHERE" in remainder
-            yield Index(name_of(table), _columns(columns), bool(unique), method or "btree", is_partial, statement)
+            yield PostgresIndex(
+                name_of(table), _columns(columns), bool(unique), method or "btree", is_partial, statement
+            )
         for table, body in _TABLE.findall(text):
             for line in body.splitlines():
                 constraint = _CONSTRAINT.match(line.strip())
@@ -115,7 +117,7 @@ def _required_objects(schema: str, subject: str) -> tuple[Sequence[str], Sequenc
                 else:
                     continue
                 statement = fill_placeholders(f"ALTER TABLE {table} ADD {kind} ({columns})", names)
-                yield Index(name_of(table), _columns(columns), is_unique=True, statement=statement)
+                yield PostgresIndex(name_of(table), _columns(columns), is_unique=True, statement=statement)
 
     return tuple(name_of(match[1]) for match in _RELATION.finditer(text)), tuple(indexes())
 

@@ -33,7 +33,6 @@ from postdate.backends.sql.migrations import (
     missing_tables_error,
     newer_version_error,
     run_migrations,
-    strip_comments,
 )
 from postdate.backends.sqlite.older_marks import drop_older_marks, shared_condition
 from postdate.backends.sqlite.processes import claimants_folder
@@ -424,8 +423,8 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-_CREATED: Final = re.compile(r"CREATE (?:TABLE|(?:UNIQUE )?INDEX) (\w+)")
-_INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX ")
+_CREATED: Final = re.compile(r"^CREATE (?:TABLE|(?:UNIQUE )?INDEX) (\w+)", re.MULTILINE)
+_INDEX: Final = re.compile(r"^CREATE (?:UNIQUE )?INDEX ", re.MULTILINE)
 
 
 def missing_objects(connection: sqlite3.Connection) -> dict[str, str]:
@@ -437,7 +436,7 @@ def missing_objects(connection: sqlite3.Connection) -> dict[str, str]:
 def _restore_indexes(connection: sqlite3.Connection, path: Path) -> None:
     """Create missing indexes again, in the open transaction. An empty table would hide that its rows are lost."""
     missing = missing_objects(connection)
-    if tables := [name for name, statement in missing.items() if not _INDEX.match(statement)]:
+    if tables := [name for name, statement in missing.items() if not _INDEX.search(statement)]:
         raise missing_tables_error(str(path), tables)
     for statement in missing.values():
         connection.execute(statement)
@@ -447,8 +446,8 @@ def _restore_indexes(connection: sqlite3.Connection, path: Path) -> None:
 def _required_objects() -> dict[str, str]:
     required = steps("database")
     (first,) = (number for number, each in enumerate(required) if each.is_initial)
-    statements = [strip_comments(statement) for step in required[first:] for statement in step.statements]
-    return {match[1]: each for each in statements if (match := _CREATED.match(each)) is not None}
+    statements = [statement for step in required[first:] for statement in step.statements]
+    return {match[1]: each for each in statements if (match := _CREATED.search(each)) is not None}
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
