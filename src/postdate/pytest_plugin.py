@@ -6,7 +6,6 @@ the guide *Testing code that sends*.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Final
@@ -46,6 +45,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """
     if not iscoroutinefunction(pyfuncitem.obj) or _FIXTURES.isdisjoint(pyfuncitem.fixturenames):
         return None
+    import asyncio
+
     names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as pytest does it
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
