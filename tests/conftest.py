@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
+from zipfile import ZipFile
 
 import pytest
 from tests import java
@@ -133,6 +135,21 @@ def expected_logs(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 def eventually() -> Eventually:
     """Return the one way to wait for another process."""
     return Eventually()
+
+
+# --- a project with the wheel -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a wheel, and unpack it as an installer does; return the folder, for the PYTHONPATH of a project."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder / "built")]
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True)
+    (wheel,) = (folder / "built").glob("*.whl")
+    with ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
 
 
 # --- adapters under test ----------------------------------------------------------------------------------------------

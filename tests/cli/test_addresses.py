@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from postdate import SqliteStore
+from postdate import Sqlite, SqliteOutbox, SqliteStore
 from postdate.cli.command import log_to_stderr
 from postdate.config import Address, load_settings, redact_secrets
 from postdate.errors import ConfigurationError
@@ -342,8 +342,9 @@ def test_a_database_in_memory_is_no_file_of_that_name(own_folder, address):
     check = check_store if address.startswith("sqlite") else check_transport
     with pytest.raises(ConfigurationError, match="not a database in memory; write memory: for a store and queues"):
         check(Address(address))
-    with pytest.raises(ConfigurationError, match="cannot be shared by connections: use MemoryStore"):
-        SqliteStore(":memory:")
+    for kind in (SqliteStore, Sqlite, SqliteOutbox):
+        with pytest.raises(ConfigurationError, match="cannot be shared by connections: use Memory, MemoryStore"):
+            kind(":memory:")
     assert list(own_folder.iterdir()) == []
 
 

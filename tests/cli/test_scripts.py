@@ -257,8 +257,8 @@ async def test_a_table_that_came_with_a_later_version_is_missed_before_a_service
     else:
         with closing(sqlite3.connect(own_folder / "postdate.db")) as connection, connection:
             connection.execute("DROP TABLE destination_limit")
-    async with wiring.open_deployment(settings) as deployment:
-        with pytest.raises(StoreNotSetUp, match="postdate setup"):
+    with pytest.raises(StoreNotSetUp, match="postdate setup"):
+        async with wiring.open_deployment(settings) as deployment:
             await check_setup(deployment)
 
 

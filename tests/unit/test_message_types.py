@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, MemoryTransport, connect, message
+from postdate.client.testing import ClientTest
 from postdate.endpoint.message_types import MessageTypes
 from postdate.errors import ConfigurationError, InvalidMessage, UnknownMessageType
 from postdate.testing import VirtualClock
@@ -145,6 +146,31 @@ def test_what_cannot_be_a_name_is_refused(name: Any) -> None:
 def test_an_unknown_name_says_how_to_keep_it() -> None:
     with pytest.raises(UnknownMessageType, match=r"decorate it .*aliases=\['shop.Remind'\]\)"):
         MessageTypes().decode({Headers.ENCLOSED_MESSAGE_TYPES: "shop.Remind"}, b"{}")
+
+
+def test_a_class_of_somebody_else_is_named_by_a_header(caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot be decorated, and no warning says that it should be."""
+
+    @message("remind")
+    @dataclass
+    class Remind:
+        text: str
+
+    @dataclass
+    class Foreign:
+        text: str
+
+    Foreign.__module__ = "__main__"
+    handled = MessageTypes()
+    handled.add(Remind)
+    client = ClientTest()
+    for sent in (Foreign("call"), {"text": "call"}):
+        client.blocking.send(sent, destination="mails", headers={Headers.ENCLOSED_MESSAGE_TYPES: "remind"})
+    waiting = client.deliveries
+    assert [each.headers[Headers.ENCLOSED_MESSAGE_TYPES] for each in waiting] == ["remind"] * 2
+    assert handled.decode(waiting[0].headers, b'{"text":"call"}') == Remind("call")
+    assert "__main__" not in caplog.text
+    client.end()
 
 
 def test_a_client_warns_once_of_a_class_of_the_main_program(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,6 +49,7 @@ def test_the_fields_of_its_options_are_keywords_of_every_send(sends: type) -> No
         ("delai", "use delay"),
         ("countdown", "use delay"),
         ("eta", "use deliver_at"),
+        ("name", "use @postdate.message(name) above the class"),
         ("x", "it has destination, delay, "),
     ],
 )

@@ -27,10 +27,10 @@ from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store
 from postdate.core.upkeep.wall_times import ZoneMarkers
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
-from postdate.ports import ClaimingStore, TransactionMode
+from postdate.ports import ClaimingStore, Observer, TransactionMode
 from postdate.runtime import forks
 from postdate.runtime.threads import WakeUp
-from postdate.wiring import name_setting_in_errors, open_store, store_settings
+from postdate.wiring import file_of, name_setting_in_errors, open_store, store_observer, store_settings
 
 log = logging.getLogger("postdate.client")
 
@@ -54,6 +54,8 @@ class StoreSession:
     clock: Clock
     zones: ZoneMarkers
     read_at: float
+    queues: Observer | None
+    """Shows the queues, if they are in the database of the store."""
 
     async def refresh_clock(self) -> None:
         """Read the store's clock again if it was not read for ten minutes."""
@@ -71,10 +73,11 @@ class Background(forks.ForkAware):
         read_settings: returns the settings, with the address of the store. It is called at each use: if the address has
             changed, as a test changes it, the store is closed and the other one is opened.
         create: create missing tables.
+        clock: clock of a test. ``None``: the clock of the store, or of the machine.
     """
 
-    def __init__(self, read_settings: Callable[[], Settings], *, create: bool) -> None:
-        self.read_settings, self._create = read_settings, create
+    def __init__(self, read_settings: Callable[[], Settings], *, create: bool, clock: Clock | None = None) -> None:
+        self.read_settings, self._create, self._clock = read_settings, create, clock
         self._store_thread: _StoreThread | None = None
         self._lock = forks.lock()
         forks.register(self)
@@ -89,7 +92,7 @@ class Background(forks.ForkAware):
                 self._store_thread.close()
                 self._store_thread = None
             if self._store_thread is None:
-                self._store_thread = _StoreThread(settings, create=self._create)
+                self._store_thread = _StoreThread(settings, create=self._create, clock=self._clock)
             return self._store_thread.submit(work)
 
     async def run(self, work: Callable[[StoreSession], Awaitable[T]]) -> T:
@@ -119,8 +122,8 @@ class Background(forks.ForkAware):
 
 
 class _StoreThread:
-    def __init__(self, settings: Settings, *, create: bool) -> None:
-        self._settings, self._create = settings, create
+    def __init__(self, settings: Settings, *, create: bool, clock: Clock | None) -> None:
+        self._settings, self._create, self._clock = settings, create, clock
         self._session: StoreSession | None = None
         self._open_task: asyncio.Task[StoreSession] | None = None
         self._tasks = set[asyncio.Task[Any]]()
@@ -203,7 +206,13 @@ class _StoreThread:
             clock = clock_of_store(SystemClock(), store, is_authoritative=settings.delayed_delivery.use_store_clock)
             if clock is not None:
                 await clock.read()
-        return StoreSession(store, clock or SystemClock(), ZoneMarkers(store), SystemClock().monotonic())
+        return StoreSession(
+            store,
+            self._clock or clock or SystemClock(),
+            ZoneMarkers(store),
+            SystemClock().monotonic(),
+            store_observer(store) if _have_one_database(settings) else None,
+        )
 
     def close(self) -> None:
         """Wait a limited time for running calls; then close the store, and stop the event loop in any case."""
@@ -232,6 +241,12 @@ class _StoreThread:
         session, self._session = self._session, None
         if session is not None:
             await session.store.close()
+
+
+def _have_one_database(settings: Settings) -> bool:
+    """Return whether the queues are in the database of the store; in a file the two addresses have other schemes."""
+    store, queues = settings.store.address, settings.transport.address
+    return store == queues or (file_of(store) is not None and file_of(store) == file_of(queues))
 
 
 def _closed_error() -> StoreUnreachable:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from postdate.client.background import StoreSession, log
 from postdate.clock import Clock, later
@@ -21,16 +21,20 @@ from postdate.core.upkeep.store_clock import latest_time
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outgoing import delayed_message_of, outgoing_message, sender_headers
 from postdate.endpoint.send_options import SendOptions
-from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
-from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_id
+from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError, QueueNotFound
+from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, Headers, check_id
 from postdate.ports import Answer, JoiningStore, ReplacingStore, Steps
 from postdate.ports.changing import KeyedIds, cannot_join_error
+from postdate.runtime.bounded import Bounded
 from postdate.wiring import open_deployment, store_observer
 
 if TYPE_CHECKING:
     from postdate.operations import Explanation
 
 T = TypeVar("T")
+
+_MOST_DESTINATIONS: Final = 1000
+"""The most queues that a client remembers to have looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class ClientCall(Generic[T]):
     steps: Callable[[JoiningStore, Clock], Steps[T]]
     zones: frozenset[str | None] = frozenset()
     """Zones whose clocks the stored messages follow."""
+    destinations: frozenset[str] = frozenset()
+    """Queues to which the stored messages go."""
     changed_id: str | None = None
     """Id of the message that the call changes. A transaction may be too old to see that message."""
 
@@ -78,20 +84,42 @@ class ClientCalls:
         """Types of the main program that were warned of."""
         self._checked_pid: int | None = None
         """Number of the process that has checked whether a service delivers; the check is done once in each process."""
+        self._checked_destinations = Bounded[str, None](_MOST_DESTINATIONS)
+        """Queues that this process has looked for. Each is looked for once, so most messages cost no query."""
 
     async def prepare_join(self, call: ClientCall[Any], session: StoreSession) -> tuple[JoiningStore, Clock]:
         """Return the store and its clock, if the store can be part of a transaction of the application."""
         await call.prepare(session)
         if not isinstance(session.store, JoiningStore):
             raise cannot_join_error(session.store)
-        await self.warn_if_undelivered(session)
+        await self.warn(session, call.destinations)
         return session.store, session.clock
 
-    async def warn_if_undelivered(self, session: StoreSession) -> None:
-        """Warn, once in each process, if no other process delivers the messages, as far as the store can tell."""
-        if self._checked_pid == os.getpid():
+    async def warn(self, session: StoreSession, destinations: frozenset[str]) -> None:
+        """Warn, once in each process, if no other process delivers the messages, or if a destination does not exist."""
+        if self._checked_pid != os.getpid():
+            self._checked_pid = os.getpid()
+            self._checked_destinations.clear()
+            await self._warn_if_undelivered(session)
+        for each in destinations:
+            if each not in self._checked_destinations:
+                self._checked_destinations[each] = None
+                await self._warn_if_missing(session, each)
+
+    async def _warn_if_missing(self, session: StoreSession, destination: str) -> None:
+        """Warn if the queue does not exist. It may be created before a message is due, so this is no error."""
+        if session.queues is None:
             return
-        self._checked_pid = os.getpid()
+        try:
+            await session.queues.browse(destination, 1)
+        except QueueNotFound:
+            missing = QueueNotFound.of(destination)
+            log.warning("%s, or start its consumer; what is due waits for the queue only some minutes", missing)
+        except PostdateError as error:  # no error for the caller, because its message is stored already
+            log.info("whether the queue %r exists cannot be seen: %s", destination, error)
+
+    async def _warn_if_undelivered(self, session: StoreSession) -> None:
+        """Warn if no other process delivers the messages, as far as the store can tell."""
         observer = store_observer(session.store)
         try:
             processes = () if observer is None else await observer.processes()
@@ -112,8 +140,10 @@ class ClientCalls:
                 case _:  # pyright: ignore[reportUnnecessaryComparison] - callers without types
                     raise InvalidMessage(f"send_many takes pairs (message, SendOptions(…)), not {each!r}")
 
+        destinations = frozenset(filter(None, [options.destination for _, options in messages]))
+
         def create_messages(clock: Clock) -> list[DelayedMessage]:
-            return [self._create_message(message, options, clock) for message, options in messages]
+            return [self.create_message(message, options, clock) for message, options in messages]
 
         async def run_alone(session: StoreSession) -> list[str]:
             delayed, now = create_messages(session.clock), session.clock.now()
@@ -121,7 +151,7 @@ class ClientCalls:
                 await session.store.store(delayed[0], now)
             elif duplicate_ids := (await session.store.store_many(delayed, now)).duplicate_ids:
                 raise DuplicateMessage.of(*duplicate_ids)
-            await self.warn_if_undelivered(session)
+            await self.warn(session, destinations)
             return [each.message_id for each in delayed]
 
         def join_steps(store: JoiningStore, clock: Clock) -> Steps[list[str]]:
@@ -129,7 +159,9 @@ class ClientCalls:
             yield from store.storing_steps(delayed, clock.now())
             return [each.message_id for each in delayed]
 
-        return ClientCall(run_alone, join_steps, frozenset(options.zone for _, options in messages))
+        return ClientCall(
+            run_alone, join_steps, frozenset(options.zone for _, options in messages), destinations=destinations
+        )
 
     def _warn_of_main(self, message_type: type[Any]) -> None:
         """Warn of a name that only this program can resolve: the service that handles the message is another one."""
@@ -143,7 +175,7 @@ class ClientCalls:
                 message_type.__name__,
             )
 
-    def _create_message(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
+    def create_message(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
         destination = options.destination
         if destination is None:
             raise InvalidMessage("a message needs a destination: destination='queue'")
@@ -157,7 +189,8 @@ class ClientCalls:
         ):
             options = replace(options, time_to_be_received=span)
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
-        self._warn_of_main(type(message))
+        if Headers.ENCLOSED_MESSAGE_TYPES not in (options.headers or {}):
+            self._warn_of_main(type(message))
         return delayed_message_of(outgoing_message(self._sender, content, body, destination, options, clock), clock)
 
     def cancel(self, message_id: str) -> ClientCall[Answer]:
@@ -202,13 +235,15 @@ class ClientCalls:
         if options.message_id is not None:
             raise InvalidMessage("a message with a key has an id that is made of the key: leave out message_id")
 
+        destinations = frozenset(filter(None, [options.destination]))
+
         def create_message(message_id: str, stored_at: datetime | None, clock: Clock) -> DelayedMessage:
             message_options = replace(options, message_id=message_id)
             if longest_wait is not None:
                 now, due = clock.now(), _due(options, clock)
                 due = min(due, later(now if stored_at is None else stored_at, longest_wait))
                 message_options = replace(message_options, delay=None, deliver_at=due, window=None, spread=None)
-            return self._create_message(message, message_options, clock)
+            return self.create_message(message, message_options, clock)
 
         async def run_alone(session: StoreSession) -> str:
             if not isinstance(session.store, ReplacingStore):
@@ -220,13 +255,13 @@ class ClientCalls:
             id_ = await session.store.replace(
                 key, lambda id_, stored_at: create_message(id_, stored_at, clock), clock.now()
             )
-            await self.warn_if_undelivered(session)
+            await self.warn(session, destinations)
             return id_
 
         def join_steps(store: JoiningStore, clock: Clock) -> Steps[str]:
             return store.replacing_steps(key, lambda id_, stored_at: create_message(id_, stored_at, clock), clock.now())
 
-        return ClientCall(run_alone, join_steps, frozenset({options.zone}))
+        return ClientCall(run_alone, join_steps, frozenset({options.zone}), destinations=destinations)
 
     def get(self, message_id: str) -> ClientCall[DelayedMessage | None]:
         check_id(message_id)

@@ -24,7 +24,7 @@ from postdate.endpoint.send_options import SendKeywords, SendOptions, read_send_
 from postdate.messages import DelayedMessage
 from postdate.ports import Answer, NativeTransaction
 from postdate.runtime.threads import run_in_thread
-from postdate.wiring import check_store, name_setting_in_errors
+from postdate.wiring import check_store, name_setting_in_errors, with_absolute_files
 
 if TYPE_CHECKING:
     from postdate.operations import Explanation
@@ -49,6 +49,7 @@ def connect(
 
     Args:
         url: such as ``postgresql://user@host/database`` or ``sqlite:///shop.db``. ``None``: ``store.address``. A
+            relative path counts from the working directory of this call. A
             function that returns the address is called at each use of the client: so tests can name another database
             after the client was created. See also :func:`postdate.client.django.database_url`.
         endpoint: name of the service or endpoint that delivers the messages. ``None``: ``endpoint.name``, whose default
@@ -73,7 +74,7 @@ def connect(
         settings = load_settings(None, os.environ, options, origin="an argument of connect")
         with name_setting_in_errors("store.address", settings.store.address, settings):
             check_store(settings.store.address)
-        return settings
+        return with_absolute_files(settings)
 
     if callable(url):
         find_address, settings_of = url, lru_cache(maxsize=_MOST_ADDRESSES)(read_settings)
@@ -87,7 +88,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     """A client of one store: sends, cancels, reschedules and reads its messages. Created by :func:`postdate.connect`.
 
     One object may be used from any thread and any event loop, and before and after a fork. It delivers nothing itself,
-    and warns once in each process if no other process delivers.
+    and warns once in each process if no other process delivers, or if a destination queue is missing in its database.
 
     ``transaction`` is a transaction of the application: a connection, or a session, on the store's database. The
     commit of the transaction makes the changes visible, and its roll-back undoes them.
@@ -129,6 +130,9 @@ class Client(AbstractAsyncContextManager["Client"]):
 
         Without ``delay`` and ``deliver_at`` the message is due at once. Every message goes into the store, and the
         service delivers it.
+
+        The message has the name of its type: see :func:`postdate.message`. For a class that is not yours, give the name
+        with ``headers={Headers.ENCLOSED_MESSAGE_TYPES: "remind"}``.
 
         Raises:
             DelayConflict, InvalidMessage, InvalidHeaders, InvalidTimestamp, MessageTooLarge: nothing was sent.

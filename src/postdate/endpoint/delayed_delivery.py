@@ -25,7 +25,13 @@ from postdate.core.upkeep.retention import retention_loop
 from postdate.core.upkeep.wall_times import ZoneStore, wall_time_loop
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, check_scope
-from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
+from postdate.errors import (
+    ConfigurationError,
+    ErrorQueueNotConfigured,
+    PostdateError,
+    StoreNotSetUp,
+    UnsupportedTransactionMode,
+)
 from postdate.ports import ForeignIntake, IntakeQueue, TransactionMode, Transport
 from postdate.ports.scanning import PrunableStore
 from postdate.runtime.resource import resource_of
@@ -100,6 +106,8 @@ class DelayedDeliveryService(Service):
         if set_up:
             await settings.claiming_store.setup()
             await context.transport.create_queues([*names, self._dispatch_settings.error_queue])
+        else:
+            await self._check_tables()
         queues = [IntakeQueue(name, context.transport.receiver(name), from_timeouts_queue) for name in names]
         if settings.delay_exchange is not None and isinstance(context.transport, ForeignIntake):
             if set_up:
@@ -150,6 +158,16 @@ class DelayedDeliveryService(Service):
         # A store that is not durable ends with its process, before the rules of zones change.
         if ZoneStore.is_zone_store(settings.claiming_store) and settings.claiming_store.capabilities.durable:
             self._parts.append(wall_time_loop(settings.claiming_store, context.clock))
+
+    async def _check_tables(self) -> None:
+        """Raise `StoreNotSetUp` if the store has no tables. An outage of the store is no error here: it may end."""
+        store = self._settings.claiming_store
+        try:
+            await Deadlines.of_store(store, self._context.clock).call_in_task(store.next_attempt)
+        except StoreNotSetUp:
+            raise
+        except PostdateError as error:
+            log.debug("whether the tables of the store exist cannot be seen: %s", error)
 
     def _resume_waits(self) -> None:
         for outage in self._outages:

@@ -72,7 +72,8 @@ class Endpoint(forks.ForkAware):
         recoverability: how often handling is tried. Its error queue defaults to ``error_queue``.
         send_only: the endpoint handles nothing and has no input queue. Delayed messages are still delivered.
         concurrency: number of messages that are handled at once.
-        create_queues: create queues and tables at the start.
+        create_queues: create queues and tables at the start. If it is ``False`` and the store has no tables, the start
+            raises `StoreNotSetUp`.
         ignore_incoming_time_to_be_received_headers: handle messages also after their time to be received.
         time_to_be_received_allowance: how long after its expiry a message is still handled. This is for clocks that
             differ: set twice the largest difference between them (specification 2.4).
@@ -210,7 +211,8 @@ class Endpoint(forks.ForkAware):
         A plain function runs in a thread, and receives a :class:`postdate.BlockingHandlerContext`.
 
         Args:
-            message_type: a dataclass or ``msgspec.Struct``.
+            message_type: a dataclass or ``msgspec.Struct``; or ``bytes``, for messages that were sent as bytes, and all
+                others whose headers name no type.
             name: name of the type on the wire. Default: that of :func:`postdate.message`, or ``module.Class``.
         """
         if self.send_only:

@@ -48,6 +48,8 @@ _NAMES_ELSEWHERE: Final = {
     "countdown": "delay",
     "eta": "deliver_at",
     "expires": "expires_at",
+    "name": "@postdate.message(name) above the class, or headers={Headers.ENCLOSED_MESSAGE_TYPES: name} for a class of "
+    "somebody else",
     "queue": "destination",
     "routing_key": "destination",
     "run_at": "deliver_at",
@@ -57,7 +59,8 @@ _NAMES_ELSEWHERE: Final = {
     "task_id": "message_id",
     "ttl": "time_to_be_received",
 }
-"""Keywords of other libraries, with those of Postdate. The types of the values may differ."""
+"""Keywords of other libraries, and of :meth:`postdate.Endpoint.handler`, with what to write instead. The types of the
+values may differ."""
 
 
 def read_send_options(method: str, keywords: SendKeywords) -> SendOptions:

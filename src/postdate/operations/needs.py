@@ -119,13 +119,14 @@ async def check_readable(deployment: OpenDeployment) -> None:
 
 
 async def check_setup(deployment: OpenDeployment) -> None:
-    """Raise StoreNotSetUp if tables or queues are missing. Without an error, a service can start and create nothing.
+    """Raise StoreNotSetUp if tables, indexes or queues are missing. Otherwise a service can start and create nothing.
 
     The store need not be initialized.
     """
     settings = deployment.settings
     if deployment.store is not None:
         await deployment.store.initialize(settings.endpoint.name, ports.TransactionMode.RECEIVE_ONLY)
+        await _check_objects(deployment.store, settings)  # before statements that force the use of an index
         await deployment.store.next_attempt()
         if isinstance(deployment.store, LimitingStore):
             await deployment.store.load_limits()
@@ -143,4 +144,25 @@ async def check_setup(deployment: OpenDeployment) -> None:
         raise StoreNotSetUp(
             f"{settings.transport.address!r} (transport.address, {origin}) lacks queues of the endpoint "
             f"{settings.endpoint.name!r}: {', '.join(missing)}; run `postdate setup`, or start without --no-setup"
+        )
+
+
+async def _check_objects(store: ports.ClaimingStore, settings: Settings) -> None:
+    """Raise StoreNotSetUp if migrations, tables or indexes are missing: without an index, each query reads a table.
+
+    It does not judge a place without any tables. There the next call of the store raises the error.
+    """
+    facts = await store.server_facts() if isinstance(store, ports.AdministrableStore) else None
+    if facts is None or not facts.schema_version:
+        return
+    where = f"{settings.store.address!r} (store.address, {settings.origin('store.address')})"
+    if facts.newest_schema_version is not None and facts.schema_version < facts.newest_schema_version:
+        raise StoreNotSetUp(
+            f"{where} has version {facts.schema_version} of its tables, this Postdate needs "
+            f"{facts.newest_schema_version}; run `postdate setup`, or start without --no-setup"
+        )
+    if facts.missing_objects:
+        raise StoreNotSetUp(
+            f"{where} lacks {', '.join(facts.missing_objects)}; run `postdate setup`, which creates indexes again. "
+            f"Restore a missing table with its rows from the backup"
         )

@@ -34,10 +34,10 @@ from postdate.endpoint.service import RECEIVE_BREAKER, run_timers
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import LEDGER_ARROW, Batches
-from postdate.pipeline.stores import StoreSpec, absolute_address_of
+from postdate.pipeline.stores import StoreSpec
 from postdate.ports import MovedMessages, RecordKind, TransactionMode, Transport, Wake
 from postdate.runtime.reporting import CountedMetrics
-from postdate.wiring import open_transport, transport_settings
+from postdate.wiring import absolute_address_of, open_transport, transport_settings
 
 COUNTED: Final = pa.schema([(name, pa.int64()) for name in ("delivered", "expired", "retried", "failed")])
 """The counts of a sweep without a ledger."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -26,7 +24,7 @@ from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import from_columns, messages_of, to_batch
 from postdate.ports.backends import Place
 from postdate.runtime.resource import Backoff
-from postdate.wiring import open_store, settings_of_store, store_settings
+from postdate.wiring import absolute_address_of, open_store, settings_of_store, store_settings
 
 T = TypeVar("T")
 
@@ -39,14 +37,6 @@ PATIENCE: Final = timedelta(seconds=30)
 
 _FIELD_SETTINGS: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes")
 """The settings of stores that are fields of :class:`StoreSpec`."""
-
-_RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
-
-
-def absolute_address_of(address: str) -> str:
-    """Return an address with an absolute path if it names a file, because executors run in other directories."""
-    relative = _RELATIVE_FILE.fullmatch(address)
-    return relative[1] + str(Path(relative[2]).expanduser().resolve()) if relative else address
 
 
 @dataclass(frozen=True, slots=True)

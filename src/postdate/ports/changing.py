@@ -186,7 +186,7 @@ class JoiningStore(ABC):
 
     Changes are :data:`Steps`, so a blocking and an async connection run the same ones. The commit wakes services.
     Errors of the driver are not translated: the application owns the transaction, and decides whether to repeat it.
-    Source: ADR 31.
+    Only a missing table is `StoreNotSetUp`. Source: ADR 31.
     """
 
     @abstractmethod

@@ -173,6 +173,7 @@ class ServerFacts:
         newest_schema_version: number of the last migration that this version of Postdate has for the server.
         settings: settings of the server that decide which data survives which failure. Names and values are in lower
             case, as texts from the driver: ``fsync``, ``synchronous_commit``, ``innodb_flush_log_at_trx_commit`` …
+        missing_objects: tables and indexes that are missing although their migrations were applied, in words.
     """
 
     product: str
@@ -181,6 +182,7 @@ class ServerFacts:
     schema_version: int | None = None
     newest_schema_version: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    missing_objects: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Build adapters and endpoints from addresses and settings."""
 
 from postdate.wiring.adapters import (
+    absolute_address_of as absolute_address_of,
     check_store as check_store,
     check_transport as check_transport,
     file_of as file_of,
@@ -9,6 +10,7 @@ from postdate.wiring.adapters import (
     open_store as open_store,
     open_transport as open_transport,
     settings_of_store as settings_of_store,
+    with_absolute_files as with_absolute_files,
 )
 from postdate.wiring.causes import (
     advice_for as advice_for,

@@ -124,6 +124,25 @@ def file_of(address: str) -> Path | None:
     return _parse_path(address) if place_of(config.Address(address).scheme) is Place.FILE else None
 
 
+def absolute_address_of(address: str) -> str:
+    """Return an address with an absolute path if it names a file: the working directory may change before its use."""
+    scheme, _, path = address.partition(":///")
+    if place_of(config.Address(address).scheme) is not Place.FILE or path in {"", ":memory:"}:
+        return address  # also an address that is refused later
+    reference = address.reference if isinstance(address, config.Address) else None
+    return config.Address(f"{scheme}:///{Path(path).expanduser().resolve()}", reference)
+
+
+def with_absolute_files(settings: config.Settings) -> config.Settings:
+    """Return settings whose addresses of files do not depend on the working directory."""
+    sections = dict[str, config.SectionValues]()
+    for name in config.SECTIONS:
+        section: config.SectionValues = getattr(settings, name)
+        if (address := section.values.get("address")) is not None:
+            sections[name] = config.SectionValues({**section.values, "address": absolute_address_of(address)})
+    return replace(settings, **sections)
+
+
 def find_file_inspector(address: str) -> Callable[[Path, int], FileFacts] | None:
     """Return the function that reads facts of an address's file (:attr:`Backend.file_facts`); ``None`` without one."""
     parsed_address = config.Address(address)

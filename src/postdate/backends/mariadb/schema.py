@@ -13,6 +13,7 @@ import pymysql
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbServer, translate
+from postdate.backends.mariadb.objects import restore_indexes
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.sql.migrations import Step, oldest_versions, too_old_advice
 from postdate.backends.sql.row_locks import names as row_locks_names
@@ -107,10 +108,10 @@ def _refusal(names: row_locks_names.RowLockNames, subject: str, oldest: int) -> 
 
 
 def setup(session: Any, names: row_locks_names.RowLockNames, steps: Sequence[Step]) -> None:
-    """Apply the missing migrations of ``steps``; several processes may do it at once.
+    """Apply the missing migrations of ``steps``, and create missing indexes of a store again.
 
-    Raises as `find_missing_steps` does, or `StoreUnavailable` when another process has been migrating for half a
-    minute.
+    Several processes may do it at once. Raises as `find_missing_steps` does, or `StoreUnavailable` when another process
+    has been migrating for half a minute.
     """
     lock = {"name": names.lock_name("setup"), "wait": _WAIT_SECONDS}
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:
@@ -120,7 +121,10 @@ def setup(session: Any, names: row_locks_names.RowLockNames, steps: Sequence[Ste
         if not session.rows(TABLE_EXISTS, {"schema": names.schema, "table": "postdate_migration"}):
             for statement in foundation(names):
                 session.change(statement)
-        row_locks_names.migrate(session, names, steps, f"database {names.schema!r}", _INSERT)
+        where = f"database {names.schema!r}"
+        row_locks_names.migrate(session, names, steps, where, _INSERT)
+        if any(each.subject == names.table for each in steps):  # of a store, not of sagas or an outbox
+            restore_indexes(session, names, where)
     finally:
         session.rows("SELECT RELEASE_LOCK(%(name)s)", lock)
 

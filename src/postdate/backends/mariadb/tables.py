@@ -9,6 +9,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import LockedTooLong, larger_than_packet_error, literal, max_statement_bytes
+from postdate.backends.mariadb.objects import find_missing_objects
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.sql.row_locks.parts import MessageRow, NewRecord, PendingRow, split_texts
@@ -125,6 +126,11 @@ class MariaDbTables(RowLockTables):
         ((version, isolation, *values),) = session.rows(f"SELECT VERSION(), @@tx_isolation, {variables}")
         settings = {"isolation": isolation, **dict(zip(_SETTINGS, map(str, values), strict=True))}
         return version, self.now(session), settings
+
+    @override
+    def _missing_objects(self, session: Any) -> Sequence[str]:
+        tables, indexes = find_missing_objects(session, self.names)
+        return [*(f"the table {name!r}" for name in tables), *map(str, indexes)]
 
 
 def old_snapshots(session: Any) -> Sequence[OldSnapshot]:

@@ -6,6 +6,7 @@ under which this process claims messages. Each adapter is closed by itself. Sour
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -20,14 +21,17 @@ from postdate.backends.postgres.answering import ANSWERS_WITHIN, Answers, Bounde
 from postdate.backends.postgres.errors import is_conflict, translate, translate_errors
 from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.listening import HOLDS_AT_MOST, HeartbeatSettings, Listener
+from postdate.backends.postgres.objects import find_missing_objects, restore_indexes
 from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.sessions import check_unpooled, mark
-from postdate.backends.sql.migrations import Step, run_migrations
+from postdate.backends.sql.migrations import Step, missing_tables_error, run_migrations
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.ports import Recording, Scripted
 from postdate.runtime import forks
 from postdate.runtime.resource import Resource, resource_at
 from postdate.runtime.threads import run_in_thread
+
+log = logging.getLogger("postdate.stores")
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
@@ -316,7 +320,11 @@ class Access:
         self.apply_migrations(postgres_names.steps(self.names.schema, table))
 
     def apply_migrations(self, required: Sequence[Step]) -> None:
-        """Apply the missing migrations of ``required``; several processes may do so at once."""
+        """Apply the missing migrations of ``required``, and create missing indexes again.
+
+        Several processes may do so at once. Raises `StoreNotSetUp` if a table is missing although its migration was
+        applied: an empty one in its place would hide that its rows are lost.
+        """
         schema = self.names.schema
         with self.translate_errors(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
@@ -334,6 +342,12 @@ class Access:
                 execute=lambda text: connection.execute(postgres_names.sql(text)),
                 mark_statement=lambda step: postgres_names.mark_statement(schema, step),
             )
+            missing = find_missing_objects(connection, schema, dict.fromkeys(step.subject for step in required))
+            if missing.relations:
+                raise missing_tables_error(self.where, missing.relations)
+            if missing.indexes:
+                log.warning("%s lacks %s: creating them again", self.where, ", ".join(missing.texts()))
+                restore_indexes(connection, missing)
 
 
 class SchemaPart(Scripted):

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from postdate import ports
 from postdate.backends.postgres.access import Connection
+from postdate.backends.postgres.errors import translate_missing_tables
 from postdate.backends.postgres.inserting import OnTable, notice
 from postdate.backends.postgres.joining import NOTICE, join, join_blocking, run_steps
 from postdate.backends.postgres.rows import Row, page_of_rows, utc
@@ -50,13 +51,15 @@ class PostgresChanges(OnTable, ports.JoiningStore, ports.ReplacingStore, ABC):
     async def join(self, connection: ports.NativeTransaction, steps: ports.Steps[T]) -> T:
         if self._database_identity is None:
             await self.database.run(self._read_identity)
-        return await join(connection, self._run_in_same_database(connection, steps))
+        with translate_missing_tables(self.database.where):
+            return await join(connection, self._run_in_same_database(connection, steps))
 
     @override
     def join_blocking(self, connection: ports.NativeTransaction, steps: ports.Steps[T]) -> T:
         if self._database_identity is None:
             self.database.run_blocking(self._read_identity)
-        return join_blocking(connection, self._run_in_same_database(connection, steps))
+        with translate_missing_tables(self.database.where):
+            return join_blocking(connection, self._run_in_same_database(connection, steps))
 
     def _read_identity(self, connection: Connection) -> None:
         self._store_id(connection)

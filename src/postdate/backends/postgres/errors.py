@@ -95,3 +95,18 @@ def translate_errors(where: str) -> Generator[None]:
         yield
     except psycopg.Error as error:
         raise translate(error, where) from error
+
+
+@contextmanager
+def translate_missing_tables(where: str) -> Generator[None]:
+    """Raise `StoreNotSetUp` if a statement on a connection of the application found a table missing.
+
+    The connection may be of any driver: all of them have the SQLSTATE in an attribute. SQLAlchemy wraps their errors.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", error)
+        if getattr(cause, "sqlstate", None) not in _MISSING:
+            raise
+        raise error_of(errors.StoreNotSetUp, errors.first_line(cause), where) from error

@@ -2,7 +2,8 @@
 
 They are the same statements for every driver, in the driver's own style of parameters. Drivers are recognised by the
 names of their classes and not imported, because the application has imported them. Errors of the driver are not
-translated, because the transaction, and the decision to repeat it, are the application's. Source: ADR 31.
+translated, because the transaction, and the decision to repeat it, are the application's; but a missing table is
+`StoreNotSetUp`, since no repetition helps. Source: ADR 31.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from postdate.backends.postgres import rows as postgres_rows
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_of_process, live_holders_query
 from postdate.backends.postgres.names import SchemaNames, sql
+from postdate.backends.postgres.objects import find_missing_objects
 from postdate.backends.postgres.queues import lengths_query
 from postdate.backends.sql.migrations import migrations
 from postdate.backends.sql.questions import header_text
@@ -247,17 +248,20 @@ class PostgresObserver(PostgresQueueObserver):
 async def server_facts(database: Access, table: str | None) -> ports.ServerFacts:
     def read_facts(connection: Connection) -> ports.ServerFacts:
         ((version, now, in_recovery, settings),) = connection.execute(_FACTS, (list(_SETTINGS),)).fetchall()
-        current, newest = _schema_version(database, connection, table)
+        current, newest, subjects = _schema_version(database, connection, table)
+        # Tables of an earlier version lack what later migrations add.
+        is_newest = current == newest
+        missing = find_missing_objects(connection, database.names.schema, subjects).texts() if is_newest else []
         settings = {**settings, "in_recovery": "on" if in_recovery else "off"}
-        return ports.ServerFacts("PostgreSQL", version, now.astimezone(UTC), current, newest, settings)
+        return ports.ServerFacts("PostgreSQL", version, now.astimezone(UTC), current, newest, settings, missing)
 
     return await database.run(read_facts)
 
 
-def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int]:
-    """Return the present and the newest version.
+def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int, list[str]]:
+    """Return the present version, the newest one, and the subjects of the migrations.
 
-    They are those of the schema, or of the store's table if only the table lags behind.
+    The versions are those of the schema, or of the store's table if only the table lags behind.
     """
     current_versions = dict[str, int]()
     marks = database.names.name_of("migration")
@@ -270,7 +274,9 @@ def _schema_version(database: Access, connection: Connection, table: str | None)
         (current_versions.get(subject, 0), migrations("postdate.backends.postgres", part)[-1].version)
         for subject, part in subjects
     ]
-    return next(((current, newest) for current, newest in versions if current != newest), versions[0])
+    current, newest = next(((current, newest) for current, newest in versions if current != newest), versions[0])
+    parts = [each for each in ("saga", "outbox") if each in current_versions]
+    return current, newest, [*(subject for subject, _ in subjects), *parts]
 
 
 async def old_snapshots(database: Access) -> Sequence[ports.OldSnapshot]:

@@ -143,6 +143,15 @@ def too_old_advice(oldest: int) -> str:
     )
 
 
+def missing_tables_error(where: str, tables: Sequence[str]) -> StoreNotSetUp:
+    """Return the error of a database without tables whose migrations were applied, as after an incomplete restore."""
+    names = ", ".join(tables)
+    return StoreNotSetUp(
+        f"{where} lacks tables whose migrations were applied there: {names}. Restore them with their rows from the "
+        f"backup; if nothing in this place is needed any more, drop all of it and run `postdate setup`"
+    )
+
+
 def newer_version_error(where: str, version: int, newest: int) -> StoreFromNewerVersion:
     return StoreFromNewerVersion(
         f"{where} was set up by a newer Postdate (version {version} of its tables, this one knows {newest}): upgrade "

@@ -11,10 +11,12 @@ There are numbered migrations of store and queues, of sagas, and of outboxes. On
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -24,12 +26,32 @@ from typing_extensions import override
 
 from postdate import errors
 from postdate.backends.sql.dialect import closing_on_error
-from postdate.backends.sql.migrations import Step, find_missing_steps, migrations, newer_version_error, run_migrations
+from postdate.backends.sql.migrations import (
+    Step,
+    find_missing_steps,
+    migrations,
+    missing_tables_error,
+    newer_version_error,
+    run_migrations,
+)
 from postdate.backends.sqlite.older_marks import drop_older_marks, shared_condition
 from postdate.backends.sqlite.processes import claimants_folder
 from postdate.clock import steady_seconds
 from postdate.ports.backends import LibraryFacts
 from postdate.runtime import forks
+
+# --- paths ---------------------------------------------------------------------------------------------------------
+
+
+def absolute_path(path: str | Path) -> Path:
+    """Return the path of a file, which no later change of the working directory changes."""
+    if str(path) == ":memory:":
+        raise errors.ConfigurationError(
+            "a database in memory cannot be shared by connections: use Memory, MemoryStore, MemoryTransport and the "
+            "like, or the path of a file"
+        )
+    return Path(path).expanduser().resolve()
+
 
 # --- errors of SQLite as those of Postdate -------------------------------------------------------------------------
 
@@ -372,11 +394,12 @@ def check_intact(connection: sqlite3.Connection, path: Path) -> None:
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Apply the migrations that the file lacks; several processes may do so at once. Raises the errors of `missing`."""
     with translate_errors(path):
-        if schema_version(connection, path) == newest_version():
+        if schema_version(connection, path) == newest_version() and not missing_objects(connection):
             return
         execute_with_retry(connection, "BEGIN IMMEDIATE")
         try:
             apply_migrations(connection.execute, steps("database"), str(path))
+            _restore_indexes(connection, path)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -385,13 +408,46 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `StoreNotSetUp` or `StoreFromNewerVersion` unless the file has the tables of this version."""
+    """Raise `StoreNotSetUp` or `StoreFromNewerVersion` unless the file has the tables and indexes of this version."""
     with translate_errors(path):
         current, needed = schema_version(connection, path), newest_version()
+        missing = missing_objects(connection) if current == needed else {}
     if current < needed:
         raise errors.StoreNotSetUp(
             f"{path} has schema version {current}, this version of Postdate needs {needed}; run `postdate setup`"
         )
+    if missing:
+        raise errors.StoreNotSetUp(
+            f"{path} lacks {', '.join(missing)}; run `postdate setup`, which creates indexes again. Restore a missing "
+            f"table with its rows from the backup"
+        )
+
+
+_CREATED: Final = re.compile(r"^CREATE (?:TABLE|(?:UNIQUE )?INDEX) (\w+)", re.MULTILINE)
+_INDEX: Final = re.compile(r"^CREATE (?:UNIQUE )?INDEX ", re.MULTILINE)
+
+
+def missing_objects(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the statements that create missing tables and indexes of the newest version, by their names."""
+    names = {name for (name,) in execute_with_retry(connection, "SELECT name FROM sqlite_master")}
+    return {name: statement for name, statement in _required_objects().items() if name not in names}
+
+
+def _restore_indexes(connection: sqlite3.Connection, path: Path) -> None:
+    """Create missing indexes again, in the open transaction. An empty table would hide that its rows are lost."""
+    missing = missing_objects(connection)
+    if tables := [name for name, statement in missing.items() if not _INDEX.search(statement)]:
+        raise missing_tables_error(str(path), tables)
+    for statement in missing.values():
+        connection.execute(statement)
+
+
+@cache
+def _required_objects() -> dict[str, str]:
+    required = steps("database")
+    (first,) = (number for number, each in enumerate(required) if each.is_initial)
+    statements = [statement for step in required[first:] for statement in step.statements]
+    return {match[1]: each for each in statements if (match := _CREATED.search(each)) is not None}
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:

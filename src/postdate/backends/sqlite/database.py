@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from postdate.backends.sqlite.connection import setup_script
+from postdate.backends.sqlite.connection import absolute_path, setup_script
 from postdate.backends.sqlite.outbox import SqliteOutbox
 from postdate.backends.sqlite.sagas import SqliteSagaStore
 from postdate.backends.sqlite.store import SqliteStore
@@ -25,7 +25,7 @@ class Sqlite(DatabaseObject):
     file in one process share its connections.
 
     Args:
-        path: of the file.
+        path: of the file; a relative one counts from the working directory of this call.
         synchronous: ``full``: a commit survives loss of power; ``normal``: it survives any end of the process.
         recording: how much is recorded for audits.
         create: create the file and its tables when they are missing.
@@ -45,7 +45,7 @@ class Sqlite(DatabaseObject):
         holds_at_most: timedelta | None = None,
     ) -> None:
         super().__init__()
-        self.path = Path(path)
+        self.path = absolute_path(path)
         self._settings: dict[str, Any] = {"synchronous": synchronous, "recording": recording, "create": create}
         self._claiming_settings: dict[str, Any] = {**self._settings, "holds_at_most": holds_at_most}
 

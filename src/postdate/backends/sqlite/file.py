@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from postdate.backends.sqlite.access import FileAccess
+from postdate.backends.sqlite.connection import absolute_path
 from postdate.backends.sqlite.processes import SHORTEST_BOUND
 from postdate.backends.sqlite.registration import Registration, unregister
 from postdate.backends.sqlite.rows import QueueRules
@@ -56,12 +57,7 @@ class SqliteFile(FileTransactions):
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         if holds_at_most is not None and holds_at_most < SHORTEST_BOUND:
             raise ConfigurationError(f"holds_at_most must be {SHORTEST_BOUND} or more, not {holds_at_most}")
-        if str(path) == ":memory:":
-            raise ConfigurationError(
-                "a database in memory cannot be shared by connections: use MemoryStore, MemoryTransport and the like, "
-                "or the path of a file"
-            )
-        resolved_path = Path(path).expanduser().resolve()
+        resolved_path = absolute_path(path)
         with cls._open_lock:
             if (file := cls._handles.get((os.getpid(), resolved_path))) is None:
                 file = cls(resolved_path, synchronous=synchronous, recording=recording, create=create)

@@ -50,7 +50,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     def __init__(self, path: str | Path, *, synchronous: str = "full") -> None:
         if synchronous not in {"full", "normal"}:
             raise errors.ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
-        self.path = Path(path).expanduser().resolve()
+        self.path = sqlite_connection.absolute_path(path)
         super().__init__(SqliteSqlDialect(), "postdate_outbox", str(self.path), connection_semaphore(1))
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None

@@ -121,7 +121,7 @@ def diagnose_version(name: str, facts: ServerFacts) -> Probe:
 
 def diagnose_server_settings(facts: ServerFacts) -> Iterator[Probe]:
     if facts.schema_version is not None and facts.newest_schema_version is not None:
-        yield diagnose_schema(facts.schema_version, facts.newest_schema_version)
+        yield diagnose_schema(facts.schema_version, facts.newest_schema_version, facts.missing_objects)
     if any(_TAKES_NO_WRITES.fullmatch(facts.settings.get(name, "")) for name in _WRITES):
         text = "the server is read-only, a standby, or in recovery: messages can neither be stored nor delivered"
         mend = "after a failover, change the address to the server that accepts writes; or make this server writable"
@@ -131,7 +131,7 @@ def diagnose_server_settings(facts: ServerFacts) -> Iterator[Probe]:
         yield from diagnose_product(facts.settings)
 
 
-def diagnose_schema(current: int, newest: int) -> Probe:
+def diagnose_schema(current: int, newest: int, missing: Sequence[str] = ()) -> Probe:
     if current == 0:
         return Probe("schema", Verdict.FAIL, "there are no tables yet", "run `postdate setup`")
     if current < newest:
@@ -140,6 +140,12 @@ def diagnose_schema(current: int, newest: int) -> Probe:
     if current > newest:
         text = f"version {current} was made by a newer Postdate; this one knows {newest}"
         return Probe("schema", Verdict.FAIL, text, "upgrade Postdate here")
+    if missing:
+        text = f"version {current} lacks {', '.join(missing)}"
+        mend = (
+            "run `postdate setup`, which creates indexes again; restore a missing table with its rows from the backup"
+        )
+        return Probe("schema", Verdict.FAIL, text, mend)
     return Probe("schema", Verdict.OK, f"version {current}")
 
 

@@ -14,8 +14,9 @@ from postdate.config import Address
 from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import LEDGER_ARROW, MESSAGE_COLUMNS, messages_of
-from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute_address_of, open_in_task, open_spec
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, open_in_task, open_spec
 from postdate.ports import AdministrableStore, Record, RecordKind, Scan, ScanFilter, ScannableStore
+from postdate.wiring import absolute_address_of
 from postdate.wiring.sources import migration_source
 
 # --- where messages come from -----------------------------------------------------------------------------------------

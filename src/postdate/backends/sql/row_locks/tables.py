@@ -251,7 +251,9 @@ class RowLockTables(ABC):
         except StoreNotSetUp:
             applied_marks = list[tuple[Any, ...]]()
         current, newest = current_and_newest_version(steps_of(self.names), applied_marks)
-        return ServerFacts(self.product, version, from_microseconds(now), current, newest, settings)
+        # Tables of an earlier version lack what later migrations add.
+        missing = self._missing_objects(session) if current == newest else ()
+        return ServerFacts(self.product, version, from_microseconds(now), current, newest, settings, missing)
 
     def bounds(self, session: Any, what: str) -> tuple[int, int]:
         """Return the first number of a relation and the one after its last; equal when it is empty."""
@@ -288,6 +290,10 @@ class RowLockTables(ABC):
     @abstractmethod
     def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:
         """Return the server's version, its time, and settings that matter to operators."""
+
+    def _missing_objects(self, session: Any) -> Sequence[str]:
+        """Return the tables and indexes that are missing although their migrations were applied, in words."""
+        return ()
 
     def _list_value(self, values: Sequence[Any]) -> Any:
         return values
