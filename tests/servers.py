@@ -793,7 +793,18 @@ class Redis(Server):
         self._start_daemon([self._program() or "redis-server", *options])
 
 
-# --- the browser ------------------------------------------------------------------------------------------------------
+# --- the shell of SQLite, and the browser -----------------------------------------------------------------------------
+
+
+class SqliteShell(Program):
+    """The command ``sqlite3``, which the pages on backups and upgrades use."""
+
+    name = "SQLite shell"
+    package = "sqlite3"
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return shutil.which("sqlite3") is not None
 
 
 class Chromium(Program):

@@ -28,6 +28,7 @@ from .servers import (  # noqa: TID252
     RabbitMQ,
     Redis,
     Server,
+    SqliteShell,
     install_missing,
 )
 
@@ -162,7 +163,7 @@ def _empty(server: Server) -> None:
 def up(services: Services, *, durable: bool) -> int:
     servers = services.chosen(durable=durable)
     with services.alone():
-        install_missing([*(type(server) for server in servers.values()), Chromium])
+        install_missing([*(type(server) for server in servers.values()), Chromium, SqliteShell])
         with ThreadPoolExecutor(len(servers)) as pool:
             begun = [pool.submit(_bring_up, server) for server in servers.values()]
         failed = [error for error in (start.exception() for start in begun) if error is not None]

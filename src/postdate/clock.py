@@ -1,4 +1,4 @@
-"""Clocks: they read the wall time. In other code ``now`` is an argument (house-style.md, "Time").
+"""Clocks: they read the wall time. In other code ``now`` is an argument.
 
 There are two exceptions: new message ids contain the time for their order in an index, and ``postdate bench`` measures.
 """

@@ -51,7 +51,7 @@ whatever the call asked for. An outage is no fault of a message, so it does not 
 is one exception: `StoreTroubled` and `NotADatabase` may come from a single row. They count against a message that has
 met them again and again while other messages had no error.
 
-Source: house-style.md, "Errors".
+The exit codes of commands for these errors are in docs/cli/exit-codes.md.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ class UnknownSetting(ConfigurationError):
 
 
 class DelayedDeliveryNotConfigured(ConfigurationError):
-    """A delayed send on an endpoint that has no delayed message store (specification row 15)."""
+    """A delayed send on an endpoint that has no delayed message store (docs/specification-rows.md, row 15)."""
 
 
 class ErrorQueueNotConfigured(ConfigurationError):
-    """Delayed delivery on an endpoint without an error queue (specification row 54)."""
+    """Delayed delivery on an endpoint without an error queue (docs/specification-rows.md, row 54)."""
 
 
 class UnsupportedTransactionMode(ConfigurationError):
@@ -139,7 +139,7 @@ class StoreError(PostdateError):
 
 
 class DuplicateMessage(StoreError):
-    """The message id was used before; nothing was stored, and the first message is unchanged (specification row 17).
+    """The message id was used before; nothing was stored, and the first message is unchanged.
 
     The first message may have been delivered or cancelled meanwhile: an id can be used only once.
     """
@@ -271,7 +271,7 @@ class ClaimLost(TransportError):
 
 
 class TimeoutConcurrentlyProcessed(PostdateError):
-    """Another process removed a timeout while it was being sent (specification 4.8)."""
+    """Another process removed a timeout while it was being sent."""
 
 
 class MigrationConflict(PostdateError):

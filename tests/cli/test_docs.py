@@ -1,4 +1,4 @@
-"""Every example in docs/cli runs, and prints what the page says.
+"""Every example in docs/cli, and in the pages on upgrades, backups and security, runs and prints what the page says.
 
 A ``console`` block has lines ``$ command`` followed by what it prints, standard output first. ``…`` stands for any
 text in a line; a line that is only ``…`` for any lines. The blocks of a page are one story in one empty folder. A block
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
 
 PAGES = Path(__file__).parents[2] / "docs" / "cli"
+STORIES = [*sorted(PAGES.glob("*.md")), *(PAGES.parent / f"{name}.md" for name in ("backup", "security", "upgrading"))]
 _BIN = Path(sys.executable).parent
 _BLOCK = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _AS_PROCESSES = ("setup", "send", "messages list")
@@ -195,7 +196,7 @@ def _page(page):
     return pytest.param(page, id=page.stem, marks=marks)
 
 
-@pytest.mark.parametrize("page", list(map(_page, sorted(PAGES.glob("*.md")))))
+@pytest.mark.parametrize("page", list(map(_page, STORIES)))
 def test_every_example_prints_what_the_page_says(page, empty_folder, cli, eventually):
     story, text = Story(page.stem, empty_folder, cli, eventually), page.read_text(encoding="utf-8")
     on_spark = re.search(r"^\$ postdate pipeline .* --cores", text, re.MULTILINE)
@@ -212,7 +213,7 @@ def test_every_example_prints_what_the_page_says(page, empty_folder, cli, eventu
 
 
 def test_every_page_has_examples():
-    for page in PAGES.glob("*.md"):
+    for page in STORIES:
         assert "```console\n$ " in page.read_text(encoding="utf-8"), page
 
 

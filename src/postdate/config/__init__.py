@@ -1,6 +1,6 @@
 """Settings from one TOML file, the environment, and options of the command line.
 
-A later source overrides an earlier one. Every value remembers its origin. For names and defaults see specification 1.4.
+A later source overrides an earlier one. Every value remembers its origin. Names and defaults: docs/cli/config.md.
 """
 
 from postdate.config.addresses import (

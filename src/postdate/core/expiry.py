@@ -1,4 +1,4 @@
-"""The rule of the time to be received: when a message expires. Pure. Source: specification 2.4."""
+"""The rule of the time to be received: when a message expires. Pure. Source: docs/guides/time-to-be-received.md."""
 
 from __future__ import annotations
 

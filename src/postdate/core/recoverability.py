@@ -1,4 +1,4 @@
-"""Decisions after failures: one pure function for each place where failures occur. Source: specification 1.6, 5."""
+"""Decisions after failures: one pure function for each place where failures occur. See docs/cli/errors.md."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def decide_handling_failure(
 
 
 def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -> None:
-    """Refuse retries that a user has chosen and that are impossible; defaults are not refused. Source: specification 5.
+    """Refuse retries that a user has chosen and that are impossible; defaults are not refused.
 
     ``immediate``: whether a message can return to its queue; not in transaction mode ``none``. ``delayed``: whether it
     can be delivered again later; this needs a store, and is impossible in that mode, too.
@@ -200,9 +200,10 @@ def decide_dispatch_failure(
 ) -> Decision:
     """Decide about a due message that could not be sent to its destination, after ``failures`` earlier failures.
 
-    A message is attempted ``number_of_retries + 1`` times in total (upstream makes two or more; specification D4). A
-    missing queue is not retried (row 38), once the time is over for which messages wait for it. While the server of the
-    queues is out of reach the message waits, and these attempts do not count.
+    A message is attempted ``number_of_retries + 1`` times in total (upstream makes two or more:
+    docs/specification-rows.md, row 37). A missing queue is not retried (row 38), once the time is over for which
+    messages wait for it. While the server of the queues is out of reach the message waits, and these attempts do not
+    count.
     """
     if is_outage(error):
         return DelayedRetry(retry_delay(failures, error))
@@ -369,7 +370,7 @@ def error_headers(
     """Return the headers of an error copy: the headers of the message, and headers about the failure.
 
     They include the mapping ``data`` and the text ``help_link`` of an exception. ``brief`` leaves out these and the
-    stack trace, and all but 200 characters of the text. Source: specification 5, "Move to error".
+    stack trace, and all but 200 characters of the text. Source: docs/cli/errors.md.
     """
     message_headers = {
         name: value
@@ -480,9 +481,9 @@ class DispatchSettings:
         timeouts_queue: the queue to return an error copy to, to dispatch the message again (row 40).
         number_of_retries: attempts after the first.
         errors_return_to_destination: error copies of due messages name their destination as the queue to return them
-            to, instead of the timeouts queue (specification 3.6).
+            to, instead of the timeouts queue.
         missing_queue_wait: how long due messages wait for a queue that does not exist, since this process first missed
-            it. Then they fail. Zero, as in the specification (row 38): they fail at once.
+            it. Then they fail. Zero: they fail at once (docs/specification-rows.md, row 38).
     """
 
     timeouts_queue: str

@@ -1,4 +1,4 @@
-"""Claims in batches on top of the six methods of a user's store (specification 1.1, row 26).
+"""Claims in batches on top of the six methods of a user's store (docs/specification-rows.md, row 26).
 
 These methods cannot store the next attempt of a failed message, so it is kept in memory. Other processes that share
 such a store do not know it, and may attempt the message earlier.
@@ -245,7 +245,7 @@ class SimpleStore(ports.ClaimingStore):
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """Return when to poll again; see :data:`POLL_AGAIN_AFTER` and specification row 57."""
+        """Return when to poll again; see :data:`POLL_AGAIN_AFTER`."""
         new_dues = self._dues_during_query = []  # the answer may lack messages that are stored during the call
         try:
             due = await self.next_due()

@@ -1,4 +1,4 @@
-"""The completions of received messages that expired, or whose handling failed. Source: specification 5 and 6."""
+"""The completions of received messages that expired, or whose handling failed. Source: docs/cli/errors.md."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ WrapStep = Callable[[str, Step], Step]
 
 
 def timeouts_queue(endpoint: str) -> str:
-    """Return the name of the queue from which the delayed messages of an endpoint are stored (specification 1.5)."""
+    """Return the name of the queue from which the delayed messages of an endpoint are stored."""
     return f"{endpoint}.timeouts"
 
 
 def timeouts_dispatcher_queue(endpoint: str) -> str:
-    """Return the name of the second queue that an endpoint's timeout manager had (specification 4.2)."""
+    """Return the name of the second queue that an endpoint's timeout manager had."""
     return f"{endpoint}.timeoutsdispatcher"
 
 
@@ -95,7 +95,7 @@ class DelayedDeliveryService(Service):
     async def prepare(self, *, set_up: bool) -> None:
         """Initialize the store; then, with ``set_up``, set it up and create the queues.
 
-        The order is that of the specification (D2), and every store is initialized. NServiceBus initializes a store
+        Every store is initialized (docs/specification-rows.md, row 28). NServiceBus initializes a store
         without a setup only when queues are created, too (D3, row 28), so in production it stays uninitialized.
         """
         context, settings = self._context, self._settings
@@ -231,7 +231,7 @@ class DelayedDeliveryService(Service):
 
 
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:
-    """Raise an error for a transaction mode whose promise store and transport cannot keep (design.md section 4)."""
+    """Raise an error for a transaction mode whose promise store and transport cannot keep."""
     check_transport_mode(transport, mode)
     store = settings.claiming_store
     if mode not in store.capabilities.transaction_modes:

@@ -76,7 +76,7 @@ class Endpoint(forks.ForkAware):
             raises `StoreNotSetUp`.
         ignore_incoming_time_to_be_received_headers: handle messages also after their time to be received.
         time_to_be_received_allowance: how long after its expiry a message is still handled. This is for clocks that
-            differ: set twice the largest difference between them (specification 2.4).
+            differ: set twice the largest difference between them.
         time_to_be_received: a function that returns the time to be received of a message type. It has precedence over
             the decorator :func:`~postdate.time_to_be_received`.
         audit: send copies of handled messages to an audit queue.

@@ -1,6 +1,6 @@
 """The context of a handler: headers of its message, sends, and the transaction of the outbox.
 
-Source: specification 5; ADR 17.
+Source: ADR 17.
 """
 
 from __future__ import annotations

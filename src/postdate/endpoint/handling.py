@@ -1,6 +1,6 @@
 """Handling of received messages: calls their handlers, sends the messages of these, and decides after failures.
 
-Source: specification 5 and 6.
+Source: docs/capabilities.md, docs/cli/errors.md.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class AcknowledgedReceiver(WatchedReceiver):
 
 @dataclass(slots=True, kw_only=True)
 class PolicyRecovery(Recovery):
-    """The recovery of handlers. The policy of the endpoint decides. Source: specification 5; row 111."""
+    """The recovery of handlers. The policy of the endpoint decides (docs/specification-rows.md, row 111)."""
 
     completions: MessageCompletions
 
@@ -355,7 +355,7 @@ class Handling:
         if not (completion.outgoing or completion.work):
             return StepOutcome(completion, self._recovery, context.on_completed)
         if self.outgoing.mode is ports.TransactionMode.RECEIVE_ONLY and completion.outgoing:
-            # Sends are not undone if acknowledging the message fails (specification 6). Storing is undone: if a delayed
+            # Sends are not undone if acknowledging the message fails. Storing is undone: if a delayed
             # message were stored again after its delivery, it would look like another message under the same id.
             try:
                 completion = await self._send_before_commit(completion)

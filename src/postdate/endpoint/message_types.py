@@ -2,7 +2,7 @@
 
 A message type is a dataclass, a ``msgspec.Struct``, a model of pydantic, which reads and writes itself, or anything
 else that msgspec reads and writes. Its name on the wire is that of :func:`message`, or ``module.Class``.
-A decorator or a convention sets the time to be received of a type (specification 2.1, row 74).
+A decorator or a convention sets the time to be received of a type (docs/specification-rows.md, row 74).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
     Raises:
         ConfigurationError: the text is no time span, or the span is not above zero. Raised when the type is defined.
 
-    Source: specification 2.1.
+    Source: docs/guides/time-to-be-received.md.
     """
     if isinstance(span, type):
         raise ConfigurationError(

@@ -4,7 +4,7 @@ Phase 1 commits business data, the id of the message, and the messages that its 
 application's database. Phase 2 sends these messages, marks them as sent, and acknowledges the handled message. An
 interrupted phase 2 goes on with the same ids when the message is received again. If the handlers sent nothing and began
 no transaction, the transaction that acknowledges the message records it, if the queue is in the same database.
-Source: specification 7, row 114; ADR 0017.
+Source: ADR 0017; docs/specification-rows.md, row 114.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Outgoing messages of an endpoint: creates them, and sends or stores them.
 
-Source: specification 5; ADR 9, 14.
+Source: ADR 9, 14.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class OutgoingMessages:
     def clear_order(self, saga_id: uuid.UUID) -> messages.Envelope | None:
         """Return the order to remove all timeouts of a completed saga; ``None``: there is no timeout manager.
 
-        Timeouts in the store of a delayed delivery are delivered and ignored (specification 4.10). With a delayed
+        Timeouts in the store of a delayed delivery are delivered and ignored. With a delayed
         delivery, the order removes the timeouts that the timeout manager still has.
         """
         return None if self._manager is None else clear_order(saga_id, self._manager, messages.new_message_id())

@@ -1,6 +1,6 @@
 """Handling of messages by saga instances: finds the instances, calls them, and stores their changes.
 
-Source: specification 5, 4.10; ADR 0016.
+Source: ADR 0016.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A saga instance while it handles one message: its requests, its state, and its pending timeouts.
 
-Source: specification 5, 4.10; ADR 0016.
+Source: ADR 0016.
 """
 
 from __future__ import annotations

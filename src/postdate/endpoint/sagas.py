@@ -11,7 +11,7 @@
         async def payment_due(self, timeout: PaymentDue, context: HandlerContext) -> None:
             self.complete()
 
-Source: specification 5 ("Sagas"), 4.10; ADR 0016.
+Source: ADR 0016; docs/guides/sagas.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of sending one message: the keywords of every ``send``, and their checks. Source: specification 5."""
+"""Options of sending one message: the keywords of every ``send``, and their checks."""
 
 from __future__ import annotations
 

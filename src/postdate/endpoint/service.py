@@ -144,7 +144,7 @@ CriticalErrorAction = Callable[[str, BaseException], Awaitable[None] | None]
 
 
 def log_critical_error(text: str, error: BaseException) -> None:
-    """Log a critical error. This is the default action of an endpoint (specification row 113).
+    """Log a critical error. This is the default action of an endpoint (docs/specification-rows.md, row 113).
 
     For an outage the text is enough; any other error is logged with its traceback.
     """

@@ -1,4 +1,4 @@
-"""Settings of delayed delivery, timeout manager and audit, with the defaults of specification 1.4, 2.5, 4.2, 4.11."""
+"""Settings of delayed delivery, timeout manager and audit, with their defaults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DelayedDelivery:
         store: a store of Postdate, or any object with the six methods of
             :class:`~postdate.ports.DelayedMessageStore`.
         number_of_retries: dispatch attempts after the first before a message goes to the error queue; 0 or more. The
-            setter of NServiceBus refuses 0 although 0 is its default; this one accepts 0 (specification D5).
+            setter of NServiceBus refuses 0 although 0 is its default; this one accepts 0.
         time_to_trigger_store_circuit_breaker: how long storing may fail before it is a critical error; above zero.
         time_to_trigger_fetch_circuit_breaker: the same for polls for due messages.
         time_to_trigger_dispatch_circuit_breaker: the same for sending due messages.
@@ -53,17 +53,16 @@ class DelayedDelivery:
             store's database, in bytes; 1 or more. A larger message is sent alone.
         missing_queue_wait: how long due messages wait for a destination that does not exist, since this process first
             missed it; zero or more. Then they go to the error queue, as those of NServiceBus do at once
-            (specification row 38).
+            (docs/specification-rows.md, row 38).
         delay_exchange: also store messages that other programs publish to this exchange; only with queues of RabbitMQ.
         poison_queue: queue for delayed messages that cannot be stored or delivered; created with the other queues.
             ``None``: the endpoint's error queue.
         errors_return_to: the queue that error copies name in ``NServiceBus.FailedQ``. With ``timeouts_queue``, a
             returned message is dispatched again. With ``destination``, it returns to the destination of the due
-            message, as with NServiceBus on Azure (specification 3.6). A message that could not be stored always names
+            message, as with NServiceBus on Azure. A message that could not be stored always names
             the timeouts queue, as it may not be due yet.
         drain_timeout_manager: also receive from ``{endpoint}.timeoutsdispatcher``, a queue of an earlier timeout
-            manager of the endpoint, which must not run any more. The queue is created with the others
-            (specification 3.7).
+            manager of the endpoint, which must not run any more. The queue is created with the others.
         retention: how long a record is kept after its event and after the due time of its message, if the message is
             not pending. Then the id may be used again. A day or more; zero: for ever. With SQLite, PostgreSQL and
             MariaDB. If several services use one file, the shortest retention counts.
@@ -265,7 +264,7 @@ class TimeoutManager:
 
 @dataclass(frozen=True, slots=True)
 class ExternalTimeoutManager:
-    """The timeout manager of another endpoint, to which this one sends its delayed messages (specification 4.1).
+    """The timeout manager of another endpoint, to which this one sends its delayed messages.
 
     Args:
         address: address of its queue, for example ``other.Timeouts``.

@@ -1,4 +1,4 @@
-"""The service of a timeout manager: two pumps, and a poller for due timeouts. Source: specification 4; ADR 0014."""
+"""The service of a timeout manager: two pumps, and a poller for due timeouts. Source: ADR 0014."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ STORAGE_CRITICAL = "Repeated failures when fetching timeouts from storage, endpo
 
 
 def timeout_manager_queue(endpoint: str, capabilities: TransportCapabilities) -> str:
-    """Return the name of the queue of an endpoint's timeout manager (specification 4.2)."""
+    """Return the name of the queue of an endpoint's timeout manager."""
     return f"{endpoint}{capabilities.queue_name_separator}Timeouts"
 
 
 def timeout_dispatcher_queue(endpoint: str, capabilities: TransportCapabilities) -> str:
-    """Return the name of the queue in which an endpoint's due timeouts are announced (specification 4.2)."""
+    """Return the name of the queue in which an endpoint's due timeouts are announced."""
     return f"{endpoint}{capabilities.queue_name_separator}TimeoutsDispatcher"
 
 
@@ -205,7 +205,7 @@ class TimeoutManagerService(Service):
 def check_timeout_manager(
     manager: TimeoutManager | ExternalTimeoutManager | None, endpoint: str, delayed_delivery: DelayedDelivery | None
 ) -> TimeoutManager | None:
-    """Return the timeout manager that runs in an endpoint, or ``None``; check it (specification 3.7, 4.1)."""
+    """Return the timeout manager that runs in an endpoint, or ``None``; check it."""
     if isinstance(manager, ExternalTimeoutManager):
         if delayed_delivery is not None:
             raise ConfigurationError(

@@ -1,8 +1,8 @@
 """Messages, their headers, and their formats in stores and queues.
 
 All are pure values: nothing here does I/O. Only :func:`new_message_id` reads the machine's time, for the order of ids
-in an index. Header names and formats are those of the specification (section 1.5, rows 10-14), so that endpoints on
-either side of a queue understand each other.
+in an index. Header names and formats are those of NServiceBus (docs/specification-rows.md, rows 10-14), so that
+endpoints on either side of a queue understand each other.
 """
 
 from postdate.messages.headers import (

@@ -1,7 +1,7 @@
 """Headers of messages: their names, and the form in which stores and queues keep them.
 
-Names and forms are those of specification 1.5, rows 10-14, so that endpoints on either side of a queue understand each
-other.
+Names and forms are those of NServiceBus (docs/specification-rows.md, rows 10-14), so that endpoints on either side of a
+queue understand each other.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Headers:
     TIMEOUT_DELAY = TIMEOUT_PROPERTIES_PREFIX + "DelayDeliveryFor"
     TIMEOUT_DELIVER_AT = TIMEOUT_PROPERTIES_PREFIX + "DeliverAt"
 
-    # Headers of timeout managers (specification 4.3). The first two stay on a message when it is delivered.
+    # Headers of timeout managers. The first two stay on a message when it is delivered.
     EXPIRE = "NServiceBus.Timeout.Expire"
     ROUTE_EXPIRED_TIMEOUT_TO = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
     RELATED_TO_TIMEOUT_ID = "NServiceBus.RelatedToTimeoutId"

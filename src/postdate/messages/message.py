@@ -24,10 +24,10 @@ from postdate.messages.headers import (
 from postdate.messages.times import aware_utc, format_timestamp
 
 MESSAGE_ID_LIMIT = 250
-"""Characters in a message id: the limit of the narrowest supported store (specification 1.3)."""
+"""Characters in a message id: the limit of the narrowest supported store."""
 
 DESTINATION_LIMIT = 200
-"""Characters in a destination: the limit of the narrowest supported store (specification 1.3)."""
+"""Characters in a destination: the limit of the narrowest supported store."""
 
 _COPY_BYTES = 256 * 1024
 """Extra bytes that copies for the error and the audit queue may have, for the headers that are added to them."""
@@ -155,7 +155,7 @@ class DelayedMessage:
     Raises:
         InvalidMessage, InvalidTimestamp, InvalidHeaders: when built from wrong values.
 
-    Source: specification 1.2.
+    Source: docs/specification-rows.md, rows 10-14.
     """
 
     message_id: str

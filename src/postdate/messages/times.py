@@ -1,4 +1,4 @@
-"""Formats of times and time spans in headers. Source: specification 1.5, row 14; 2.4."""
+"""Formats of times and time spans in headers. Source: docs/specification-rows.md, row 14."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def aware_utc(instant: datetime, name: str = "the time") -> datetime:
 def format_timestamp(instant: datetime) -> str:
     """Return the wire form ``yyyy-MM-dd HH:mm:ss:ffffff Z``: 28 characters, UTC, microseconds after a colon.
 
-    Source: specification 1.5, row 14.
+    Source: docs/specification-rows.md, row 14.
     """
     utc = aware_utc(instant)
     return (
@@ -86,7 +86,7 @@ def parse_time_span(text: str) -> timedelta | None:
     """Return the duration of a time-span text, or ``None`` if the text is no time span.
 
     A bare whole number counts days; hours, minutes and seconds must be in their ranges; digits below a
-    microsecond are dropped. Source: specification 2.4.
+    microsecond are dropped. Source: docs/guides/time-to-be-received.md.
     """
     if (match := _TIME_SPAN.fullmatch(text)) is None:
         return None

@@ -46,7 +46,7 @@ def check_not_reserved(headers: Mapping[str, str]) -> None:
 
 
 def delay_headers(message: DelayedMessage) -> dict[str, str]:
-    """Return the headers that carry destination and due time through a timeouts queue (specification 1.5).
+    """Return the headers that carry destination and due time through a timeouts queue.
 
     Raises:
         InvalidHeaders: the message already has a header with the reserved prefix.

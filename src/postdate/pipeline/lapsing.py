@@ -6,7 +6,7 @@ such a message does not expire: no message is lost by mistake, and no job fails 
 :func:`has_malformed_expiry` finds such messages; their receiver moves them to its error queue.
 
 Headers are a ``map<string,string>``; from JSON text: ``from_json(text, "map<string,string>")``.
-Source: specification 2.4.
+Source: docs/guides/time-to-be-received.md.
 """
 
 from __future__ import annotations

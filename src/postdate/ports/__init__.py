@@ -3,7 +3,7 @@
 Ports are small. A user's own store is a :class:`DelayedMessageStore`. Everything else is a capability: an adapter
 declares it as a value, and it is checked at start-up, never silently assumed.
 
-Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), ADR 0003 (one file).
+Source: docs/guides/own-store.md; ADR 0002 (claims), ADR 0003 (one file).
 """
 
 from postdate.ports.administration import (

@@ -2,7 +2,7 @@
 
 These are counts, the list of pending messages with its cursors, records, cancelling and rescheduling.
 
-Source: specification, row 119.
+Source: docs/specification-rows.md, row 119.
 """
 
 from __future__ import annotations

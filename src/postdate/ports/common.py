@@ -14,7 +14,7 @@ C = TypeVar("C")
 
 
 class TransactionMode(enum.Enum):
-    """Says which of receiving, handling and sending are undone together when something fails (specification 6)."""
+    """Says which of receiving, handling and sending are undone together when something fails: docs/capabilities.md."""
 
     NONE = "none"
     RECEIVE_ONLY = "receive_only"

@@ -1,6 +1,6 @@
 """The data that an endpoint keeps beside its messages: saga instances, its outbox.
 
-Source: specification 4.10, 5; ADR 0016.
+Source: ADR 0016.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
         raise NotSupported(f"{type(self).__name__} shares its database with no queues")
 
 
-# --- the storage of an outbox (specification 7, row 114; ADR 0017) ----------------------------------------------------
+# --- the storage of an outbox (ADR 0017) -----------------------------------------------------------------------------
 
 
 Operation: TypeAlias = Envelope | DelayedMessage

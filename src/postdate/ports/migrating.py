@@ -1,4 +1,4 @@
-"""Types for a migration from the system where delayed messages wait today. Source: specification 4.12; ADR 0015.
+"""Types for a migration from the system where delayed messages wait today. Source: ADR 0015.
 
 Everything here blocks. The driver of a Spark job and each of its tasks use a source of their own.
 """

@@ -6,7 +6,7 @@ the row, and it does not delay anything else. Its raw bytes are kept. An operato
 it with the tools of the database. A message that no queue accepts, and whose copy the error queue refuses, is marked in
 the same way: see :meth:`postdate.ports.ClaimingStore.mark_unreadable`.
 
-Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0043.
+An unreadable row never holds up the rest. Source: ADR 0043.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores of delayed messages as the core uses them: store, claim, move. Source: specification 1.1; ADR 0002, 0003."""
+"""Stores of delayed messages as the core uses them: store, claim, move. Source: ADR 0002, 0003."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SIMPLE_STORE = StoreCapabilities(
 class DelayedMessageStore(Protocol):
     """A store that keeps messages until they are due, with the methods that a user's store must have.
 
-    There is no base class to inherit from: every class with these methods is a store (specification 1.1). It may have
+    There is no base class to inherit from: every class with these methods is a store. It may have
     more: ``async setup()``, which creates missing tables; ``close()``; and a property ``capabilities``
     (:class:`StoreCapabilities`). A store without that property has the capabilities :data:`SIMPLE_STORE`. A store
     declares every other role by inheriting from the class of the role.

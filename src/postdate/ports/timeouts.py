@@ -1,4 +1,4 @@
-"""The storage of a timeout manager's timeouts. Source: specification 4.5, 4.6; ADR 0014."""
+"""The storage of a timeout manager's timeouts. Source: ADR 0014."""
 
 from __future__ import annotations
 

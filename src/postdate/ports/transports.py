@@ -1,4 +1,4 @@
-"""Transports, receivers, and the roles that only some queues have. Source: specification 6; ADR 0003."""
+"""Transports, receivers, and the roles that only some queues have. Source: ADR 0003."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class TransportCapabilities:
             message is refused before it is stored. ``None``: the limit of the whole message is the only one.
         expires_messages: the queue itself discards a message that is past its expiry: no receiver gets it.
         time_to_be_received_in_transactions: every message of one transaction may have a time to be received of its own.
-            Without this, a send with a time to be received is refused in a transaction (specification 2.2).
+            Without this, a send with a time to be received is refused in a transaction.
         time_to_be_received_precision: a time to be received is rounded up to a multiple of this.
         dead_letters: expired messages can be kept in a dead-letter queue.
         pipelines: one ``send`` accepts messages for any mixture of destinations, and a destination that does not answer
             does not delay the others. Without this, each destination gets calls of its own.
         queue_names_fold_case: queue names that differ only in the case of letters name one queue.
         queue_name_separator: text between the name of an endpoint and the rest of the name of a queue of its timeout
-            manager (specification 4.2).
+            manager.
         prefetches: a received message has no lease that runs out, and no count grows when it returns to the queue. So
             a receiver may have more messages than are handled at once.
         receives_by_id: a receiver can receive one message that is chosen by its id: :meth:`Receiver.receive_by_id`.
@@ -342,7 +342,7 @@ def check_no_work(work: Sequence[Work], queues: str) -> None:
         raise UnsupportedTransactionMode(f"queues {queues} cannot share a transaction with a database")
 
 
-# --- how queues treat a time to be received (specification 2.2, 2.3) --------------------------------------------------
+# --- how queues treat a time to be received ---------------------------------------------------------------------------
 
 
 _LATEST_EXPIRY: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))

@@ -1,4 +1,4 @@
-"""Traces through OpenTelemetry, by its conventions for messaging. Source: specification row 118; ADR 36.
+"""Traces through OpenTelemetry, by its conventions for messaging. Source: ADR 36.
 
 A message carries the ``traceparent`` of its sender. A message that is handled soon continues that trace. A delayed
 message begins a new trace with a link to the sender's trace. In the sender's trace, a span *wait* ends when the message

@@ -345,7 +345,10 @@ async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) ->
 
 @polling.with_fixture(open_storage)
 async def the_next_query_after_a_cut_chunk_is_now(persister: TimeoutPersister) -> None:
-    """A chunk cut by the limit has the earliest timeouts, and ``next_query`` is ``now`` (specification, row 95)."""
+    """A chunk cut by the limit has the earliest timeouts, and ``next_query`` is ``now``.
+
+    Source: docs/specification-rows.md, row 95.
+    """
     for number in (3, 1, 2):
         await persister.add(timeout(number, NOW + number * SECOND))
     now = NOW + 5 * SECOND

@@ -1,4 +1,4 @@
-"""The operator's page: a thin layer over :mod:`postdate.operations`. Source: design.md section 6, ADR 35."""
+"""The operator's page: a thin layer over :mod:`postdate.operations`. Source: ADR 35."""
 
 from postdate.web.acting import Actions
 from postdate.web.app import dashboard

@@ -1,4 +1,4 @@
-"""Delayed delivery for Azure Storage Queues: a table as the store, and a lease. Source: specification 3, ADR 0013.
+"""Delayed delivery for Azure Storage Queues: a table as the store, and a lease. Source: ADR 0013.
 
 What differs from the other backends:
 

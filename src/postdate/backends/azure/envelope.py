@@ -3,7 +3,7 @@
 ``Id``, ``Headers`` and ``Body`` (base64) hold the message. ``CorrelationId``, ``ReplyToAddress``, ``MessageIntent``,
 ``IdForCorrelation``, ``Recoverable`` and ``TimeToBeReceived`` repeat headers for other readers. Fields that upstream
 lacks are under ``Postdate``, which other readers ignore: due time and expiry in microseconds, and the number of returns
-to the queue. Source: specification 3.2, 3.8; ADR 0028.
+to the queue. Source: ADR 0028.
 
 A received object may lack base64, have other names, or lack all fields but ``Body``. Any other text becomes the body of
 a message whose header ``azure.unreadable`` gives the reason. No endpoint handles it, so it ends in the error queue.

@@ -1,7 +1,7 @@
 """A delayed message as an entity: keys, columns, size limits.
 
 Keys and four columns are upstream's, so that both kinds of endpoint can use one table. Microseconds, expiry and failed
-attempts are in columns that upstream does not read. Source: specification 3.2; ADR 0013.
+attempts are in columns that upstream does not read. Source: ADR 0013.
 """
 
 from __future__ import annotations

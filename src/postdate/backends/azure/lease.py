@@ -5,7 +5,7 @@ is unsure renews first. Its claims are void when another process has the lease, 
 own clock without a renewal (a frozen process). Claims are in memory only, because no other process dispatches under the
 lease.
 
-Source: specification 3.4; ADR 0013, 0053.
+Source: ADR 0013, 0053.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Names are lower-cased; all endpoints that share queues must choose the same sani
     As version 7 of upstream: every other character becomes a dash, runs of dashes become one, and a name that is too
     long is cut and gets a hash of all of it.
 
-Source: specification 2.5, 3.1.
+Source: docs/guides/azure.md.
 """
 
 from __future__ import annotations

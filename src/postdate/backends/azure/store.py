@@ -1,4 +1,4 @@
-"""Delayed messages in a table of Azure Storage in upstream's layout. Source: specification 3; ADR 0013."""
+"""Delayed messages in a table of Azure Storage in upstream's layout. Source: ADR 0013."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the table, of its leased container, and of the table of records. Source: specification 3.1; ADR 0013."""
+"""Names of the table, of its leased container, and of the table of records. Source: ADR 0013."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A received message is hidden while it is handled, and deleted after the messages sent with it have arrived. Delivery is
 at least once, with stable message ids. Messages may overtake each other. Every answer about a message has a new pop
 receipt, and only the latest one is valid. Therefore requests about one message wait for each other. Source:
-specification 2.5, 3.
+docs/guides/azure.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Delayed messages in MariaDB 10.6 or newer.
 
 Due messages are claimed by row locks of an open transaction: a claim ends with its connection and needs no write.
-Source: specification 1.1, 1.3; ADR 0008.
+Source: ADR 0008.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Timeouts in MariaDB 10.6 or newer, in the table of upstream's SQL persistence for MySQL.
 
 Its ids are texts. They are written in lower case with hyphens, and found in upper and lower case, with and without
-braces. Source: specification 4.6; ADR 0008, ADR 0014.
+braces. Source: ADR 0008, ADR 0014.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Destinations of MSMQ: ``queue`` or ``queue@machine``, always a private queue.
 
 ``orders`` is a queue of the transport's machine, ``orders@SALES1`` one of another machine, whose name may also be an
-IPv4 address. Source: specification 1.5.
+IPv4 address. Source: docs/msmq.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An envelope as the properties of an MSMQ message, and back.
 
-The headers are the XML blob of the specification in ``Extension``, so that endpoints of NServiceBus read them; the body
+The headers are the XML of NServiceBus in ``Extension``, so that endpoints of NServiceBus read them; the body
 is an array of bytes. Id, due time and expiry, which MSMQ has no property for, are headers with the prefix
-``Postdate.Queue.``, which our receivers remove. Source: specification 1.2, 2.2, 2.3.
+``Postdate.Queue.``, which our receivers remove. Source: docs/msmq.md.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _valid_id(message_id: str, native_id: str) -> str:
 
 
 def from_native_id(native: bytes) -> str:
-    """Return 20 bytes in the text form of the specification."""
+    """Return 20 bytes in the text form of MSMQ: a UUID, a backslash and a number."""
     guid, number = uuid.UUID(bytes_le=native[:16]), int.from_bytes(native[16 : msmq_com.ID_BYTES], "little")
     return f"{guid}\\{number}"
 
@@ -251,7 +251,7 @@ def encode_headers_xml(headers: Mapping[str, str]) -> bytes:
     Raises:
         InvalidHeaders: a character that XML 1.0 cannot represent.
 
-    Source: specification 1.2.
+    Source: docs/msmq.md.
     """
     root = ElementTree.Element(_XML_ROOT)
     for key, value in headers.items():

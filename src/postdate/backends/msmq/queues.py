@@ -1,7 +1,7 @@
 """Operations on queues of MSMQ, in the thread of their COM objects; there is no event loop here.
 
 Every received message has an internal transaction of MSMQ. It was received in this transaction, and its handler's
-messages are sent in it. Source: specification 1.5, 6.
+messages are sent in it. Source: docs/msmq.md.
 """
 
 from __future__ import annotations

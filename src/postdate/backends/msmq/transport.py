@@ -1,7 +1,7 @@
 """Queues of MSMQ on Windows, through its COM objects.
 
-Receiving a message and sending its handler's messages is one internal transaction of MSMQ. Source: specification 1.5,
-2, 6; docs/msmq.md.
+Receiving a message and sending its handler's messages is one internal transaction of MSMQ. Source:
+docs/msmq.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expiry of queued messages: one process removes expired messages from their queues, and records that.
 
 A message expires by the clock of the server alone, counted from its arrival there. Until it is removed, receivers and
-counts ignore it. Source: specification 2.2, 2.5.
+counts ignore it. Source: docs/guides/time-to-be-received.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Outboxes in a schema of PostgreSQL, beside the tables of the application, so that one commit covers both.
 
 A handler gets an asynchronous connection of psycopg with the settings of the application, because ours suit only our
-own statements. Reads and writes without a handler use our connections, several messages in one statement. Source:
-specification 7; ADR 0017, 0026.
+own statements. Reads and writes without a handler use our connections, several messages in one statement.
+Source: ADR 0017, 0026.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def queued_row(envelope: Envelope, headers: str, now: datetime) -> Row:
 
     Its last values are its expiry, and the time left, counted from the arrival.
 
-    A copy in the error queue never expires (specification 2.5).
+    A copy in the error queue never expires.
     """
     columns = (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body)
     if Headers.FAILED_QUEUE in envelope.headers:

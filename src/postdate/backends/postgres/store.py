@@ -2,7 +2,7 @@
 
 Due messages are claimed by row locks of an open transaction: a claim ends with its connection and needs no lease. One
 statement moves a batch to queues in the same schema, and bodies never leave the database.
-Source: specification 1.1, 1.3; ADR 0007.
+Source: ADR 0007.
 """
 
 from __future__ import annotations

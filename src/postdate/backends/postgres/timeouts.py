@@ -1,7 +1,7 @@
 """Timeouts in PostgreSQL, in the table of upstream's SQL persistence.
 
 With queues in the same database, a timeout is stored, or dispatched and removed, in their transaction.
-Source: specification 4.6; ADR 0007, ADR 0014.
+Source: ADR 0007, ADR 0014.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Messages expire by the clock of the server. The sender computes the time left un
 this time counts from the arrival. So differences between clocks of senders and receivers do not matter. An expired
 message is not received and not counted, and is soon removed and recorded
 (:mod:`postdate.backends.postgres.expiring`). A message that was received in time does not expire, unless it returns to
-its queue. Source: specification 2.2, 2.5, 6; ADR 0007.
+its queue. Source: ADR 0007.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ survives a store, and is put back in its place when the message is sent on:
 
 Our expiry and time to be received are the property ``expiration``, too: milliseconds, counted by the broker from the
 arrival in the queue, rounded up. A field of ours beside it says so, and no receiver takes it for a header of the
-sender. Source: specification 2.2, 2.5; ADR 0006.
+sender. Source: ADR 0006.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ The broker drops expired messages, by its own clock from their arrival, but **on
 - the time to live of a requeued message still counts from its first arrival.
 
 A span of more than nine years is not sent to the broker, which refuses ten years; the endpoint discards such a message.
-Copies in the error queue, and messages returned from there, do not expire. Source: specification 2.2, 2.5; ADR 0006.
+Copies in the error queue, and messages returned from there, do not expire. Source: ADR 0006.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Records of messages that are received together are read in one call, and written in one. So a database may use one
 statement, or one transaction, for them. The messages that handlers sent are stored as bytes between the commit and the
 dispatch. Every instant in them is absolute, so that a late or repeated dispatch does not delay a message any longer.
-Source: specification 7; ADR 0017, 0058, 0059.
+Source: ADR 0017, 0058, 0059.
 """
 
 from __future__ import annotations

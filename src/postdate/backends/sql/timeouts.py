@@ -1,6 +1,6 @@
 """Timeouts in a table of an SQL database: all except the SQL, the sessions and the claims.
 
-Source: specification 4.6, 4.7, row 95; ADR 0014.
+Source: ADR 0014; docs/specification-rows.md, row 95.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of timeouts in the layout of upstream's SQL persistence: names, ids, headers, times.
 
-Pure values, the same for every database. Timeout storage and migration use them. Source: specification 4.6; ADR 0014.
+Pure values, the same for every database. Timeout storage and migration use them. Source: ADR 0014.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Housekeeping of the file: removes expired messages from queues, and returns free pages to the disk.
 
-Messages expire by the clock of the machine. Source: specification 2.
+Messages expire by the clock of the machine. Source: docs/guides/time-to-be-received.md.
 
 SQLite reuses free pages at no cost. So they are returned to the disk only if many have been free for some time, and the
 size of a busy file does not go up and down. Files of earlier versions cannot shrink, as SQLite stores that setting in

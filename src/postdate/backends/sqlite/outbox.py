@@ -1,7 +1,7 @@
 """Outboxes in an SQLite file: the file with the tables of the application, so that one commit covers both.
 
 SQLite has one writer at a time, so the transactions of a process run one after the other. A transaction begins with the
-handler's request for its connection, or at its end, and lasts to the commit. Source: specification 7; ADR 0017.
+handler's request for its connection, or at its end, and lasts to the commit. Source: ADR 0017.
 """
 
 from __future__ import annotations

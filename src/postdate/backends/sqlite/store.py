@@ -1,7 +1,7 @@
 """Delayed messages in one SQLite file: the embedded default.
 
 Together with the local transport on the same file, a due message moves to its queue, is removed and is recorded in
-one transaction, by set-based SQL: bodies never pass through Python. Source: ADR 0002, ADR 0003, specification 1.
+one transaction, by set-based SQL: bodies never pass through Python. Source: ADR 0002, ADR 0003.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Timeouts in one SQLite file.
 
 With the local transport on the same file, a timeout is stored, or dispatched and removed, in the transaction of the
-queues. Source: specification 4.6; ADR 0003, ADR 0014.
+queues. Source: ADR 0003, ADR 0014.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Source: ADR 0003.
 
 An expired message is not received; it expires by the clock of the machine. Every process that has the file open removes
 expired messages, also if there is no receiver. A message that expires while it is claimed stays with its receiver.
-Source: specification 2.
+Source: docs/guides/time-to-be-received.md.
 """
 
 from __future__ import annotations

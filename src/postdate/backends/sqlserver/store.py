@@ -2,7 +2,7 @@
 
 The store has never been run against a server, because none can be installed where Postdate is built. The conformance
 suite runs it when ``POSTDATE_SQLSERVER_URL`` is set. Otherwise its statements are parsed, its wire protocol is tested
-against our own listener, and MariaDB proves the common part. Source: specification 1.1, 1.3; ADR 0008.
+against our own listener, and MariaDB proves the common part. Source: ADR 0008.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Timeouts in SQL Server 2016 or newer, in the table of upstream's SQL persistence.
 
-It has never been run against a server; see :mod:`postdate.backends.sqlserver.store`. Source: specification 4.6; ADR
-0008, ADR 0014.
+It has never been run against a server; see :mod:`postdate.backends.sqlserver.store`. Source: ADR 0008, ADR 0014.
 """
 
 from __future__ import annotations

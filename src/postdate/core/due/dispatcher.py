@@ -2,7 +2,7 @@
 
 A message is sent first and removed afterwards. If the process ends in between, the message is sent again with the same
 id (at least once). Where store and queues share a database, sending and removing are one transaction.
-Source: specification 1.8, 1.10; ADR 0002.
+Source: ADR 0002.
 """
 
 from __future__ import annotations

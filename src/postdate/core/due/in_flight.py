@@ -1,4 +1,4 @@
-"""The messages that a dispatcher has claimed, and its capacity for more. Source: specification 1.7; ADR 0002."""
+"""The messages that a dispatcher has claimed, and its capacity for more. Source: ADR 0002."""
 
 from __future__ import annotations
 

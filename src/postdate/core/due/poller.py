@@ -3,7 +3,7 @@
 It sleeps until the next message is due, or until a message is stored that is due earlier. Then it claims and delivers
 the due messages, and sleeps again.
 
-Source: specification 1.7; ADR 0002; ADR 0047 (pauses are durations, so setting the machine's clock does not change
+Source: ADR 0002; ADR 0047 (pauses are durations, so setting the machine's clock does not change
 them).
 """
 
@@ -28,7 +28,7 @@ from postdate.runtime.resource import Resource
 from postdate.runtime.threads import WakeUp
 
 LONGEST_SLEEP = timedelta(minutes=1)
-"""The poller polls at least this often, also if nothing wakes it (specification row 34)."""
+"""The poller polls at least this often, also if nothing wakes it (docs/specification-rows.md, row 34)."""
 
 _SHORTEST_POLL_INTERVAL = timedelta(milliseconds=1)
 """The shortest time between the beginnings of two polls, if the first one returned messages.

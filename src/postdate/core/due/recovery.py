@@ -1,6 +1,6 @@
 """Handles due messages that could not be sent: releases them, retries them later, or moves them to the error queue.
 
-:mod:`postdate.core.recoverability` decides; this module acts. Source: specification 1.8, 1.10; ADR 45.
+:mod:`postdate.core.recoverability` decides; this module acts. Source: ADR 45.
 """
 
 from __future__ import annotations

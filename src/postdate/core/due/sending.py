@@ -1,6 +1,6 @@
 """Sends claimed messages. Where store and queues share a database, the same transaction removes them from the store.
 
-Source: specification 1.8; ADR 0002, 0010.
+Source: ADR 0002, 0010.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Circuit breakers; pure: times are arguments, in monotonic seconds. Source: specification 1.11; ADR 0047."""
+"""Circuit breakers; pure: times are arguments, in monotonic seconds. Source: ADR 0047."""
 
 from __future__ import annotations
 

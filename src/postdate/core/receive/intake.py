@@ -1,4 +1,4 @@
-"""The intake: stores delayed messages that are received from a queue. Source: specification 1.6; ADR 0009."""
+"""The intake: stores delayed messages that are received from a queue. Source: ADR 0009."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
 
     The message gets a new id, which is the same each time the message is received. All delayed retries of one message
     have the id of that message, and a store would refuse the second retry as a duplicate of the first.
-    Source: specification 3.7, row 94.
+    Source: docs/guides/azure.md; docs/specification-rows.md, row 94.
     """
     headers, destination = dict(envelope.headers), destination_of(envelope)
     due = headers.pop(Headers.EXPIRE)

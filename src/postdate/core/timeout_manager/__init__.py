@@ -1,1 +1,1 @@
-"""The timeout manager: two queues and a storage of timeouts between them. Source: specification 4; ADR 0014."""
+"""The timeout manager: two queues and a storage of timeouts between them. Source: ADR 0014."""

@@ -3,7 +3,7 @@
 One poll goes ahead from the last announced timeout. Every few seconds another poll goes back to the first timeout. It
 finds timeouts that were committed late with an earlier due time, or stored by other processes (row 98). NServiceBus
 finds these at its next start only. Announced timeouts that may still be stored are remembered, so that none is
-announced twice. Source: specification 4.7; ADR 0014.
+announced twice. Source: ADR 0014.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The messages of a timeout manager, and the steps of its two queues: store timeouts, dispatch due ones.
 
-Source: specification 4.3, 4.5, 4.8.
+Source: docs/guides/timeout-manager.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NO_SAGA: Final = uuid.UUID(int=0)
 def timeout_manager_envelope(message: messages.DelayedMessage, queue: str) -> messages.Envelope:
     """Return the envelope for a timeout manager: the message, with its due time and destination in headers (row 91).
 
-    The timeout manager replaces the time of sending when it dispatches the message (specification 4.8), and a time to
+    The timeout manager replaces the time of sending when it dispatches the message, and a time to
     be received counts from the time of sending. So the expiry is sent as an instant; without it, a delayed retry would
     extend the time.
     """
@@ -71,7 +71,7 @@ def timeout_manager_envelope(message: messages.DelayedMessage, queue: str) -> me
 
 
 def clear_order(saga_id: uuid.UUID, queue: str, message_id: str) -> messages.Envelope:
-    """Return the order to a timeout manager to remove all timeouts of a saga (specification 4.10)."""
+    """Return the order to a timeout manager to remove all timeouts of a saga."""
     headers = {
         messages.Headers.MESSAGE_ID: message_id,
         messages.Headers.CONTROL_MESSAGE: TRUE,
@@ -176,7 +176,7 @@ def announced_timeout_id(envelope: messages.Envelope) -> str:
 
 
 def timeout_envelope(timeout: Timeout, message_id: str) -> messages.Envelope:
-    """Return the envelope for the destination of a timeout, with all headers of the timeout (specification 4.3).
+    """Return the envelope for the destination of a timeout, with all headers of the timeout.
 
     The envelope has no due time: an audit compares a message with a due time with the records of a store, and the
     timeout manager has no records. ``message_id`` is the id in the queue of the timeout manager.
@@ -185,7 +185,7 @@ def timeout_envelope(timeout: Timeout, message_id: str) -> messages.Envelope:
 
 
 def dispatch_envelope(timeout: Timeout, message_id: str, now: datetime) -> messages.Envelope:
-    """Return the envelope of a stored timeout: sent now, with the id of the timeout in a header (specification 4.8)."""
+    """Return the envelope of a stored timeout: sent now, with the id of the timeout in a header."""
     headers = {
         **timeout.headers,
         messages.Headers.TIME_SENT: messages.format_timestamp(now),

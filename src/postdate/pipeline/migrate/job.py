@@ -1,6 +1,6 @@
 """Migrate: hide a round, move it while the next is being hidden, compare everything, and only then mark it completed.
 
-Source: specification 4.12; ADR 0015. Each step is recorded in the source before the next, so the job may end at any
+Source: ADR 0015. Each step is recorded in the source before the next, so the job may end at any
 moment, and can be resumed or aborted from there. Messages due first are hidden first, and only a few rounds ahead of
 the moved ones. So no message waits long while neither side delivers it.
 """

@@ -58,7 +58,7 @@ def select_messages(messages: DataFrame, columns: ColumnMapping, zone_times: Zon
         expires_at, problem = step("expires_at")["instant"], step("expires_at")["problem"]
         reasons.append(F.when(problem.isNotNull(), F.concat(F.lit("expiry_"), problem)))
     # The time to be received counts from the time sent, not from the due time: such a message would never be handled
-    # (specification row 75). A message whose end is malformed is accepted, and fails at its receiver.
+    # (docs/specification-rows.md, row 75). A message whose end is malformed is accepted, and fails at its receiver.
     expires_before_due = relative_expiry_of(_expiry_headers(headers)) < due["instant"]
     reasons += [
         F.when(F.octet_length(body) > limit, F.lit(storing.TOO_LARGE)),

@@ -1,4 +1,4 @@
-"""Checks of the six methods of a user's own store (specification 1.1, rows 18 to 25)."""
+"""Checks of the six methods of a user's own store (docs/specification-rows.md, rows 18 to 25)."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ async def an_expired_message_leaves_the_queue_without_a_receiver(subject: Transp
 
 @expiry
 async def a_received_message_is_no_longer_subject_to_it(subject: TransportSubject) -> None:
-    """A message that is held when its time runs out can be committed (specification 2.5)."""
+    """A message that is held when its time runs out can be committed."""
     async with open_queues(subject) as transport:
         async with receiver_of(transport) as receiver:
             received, span = await _receive_before_expiry(transport, receiver)

@@ -1,6 +1,6 @@
 """Timeouts on database servers without queues (MariaDB, SQL Server): all except the SQL.
 
-Source: specification 4.6; ADR 0008, ADR 0014.
+Source: ADR 0008, ADR 0014.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """The storage of a timeout manager as the source of a migration.
 
-This package has the common part; the SQL of each server is in the package of its backend. Source: specification 4.12;
-ADR 0015.
+This package has the common part; the SQL of each server is in the package of its backend. Source: ADR 0015.
 """

@@ -1,7 +1,7 @@
 """The differences between the servers that keep tables of timeouts: SQL, limits, clocks. Source: ADR 0015.
 
 Statements have their values as ``%(name)s``, and every other percent sign doubled. First come the names of the tables
-that a migration creates beside the tables of timeouts (specification 4.12), and last the state of runs and batches.
+that a migration creates beside the tables of timeouts, and last the state of runs and batches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A timeout manager's tables as a source of migrations: one engine, and a dialect for each server. Source: ADR 0015.
 
 First comes the preview, which changes nothing: it counts pending timeouts, and the problems that would prevent their
-move. Rows are read in pages, so that a million of them takes seconds and little memory. Source: specification 4.12.
+move. Rows are read in pages, so that a million of them takes seconds and little memory.
+Source: docs/cli/pipeline-migrate.md.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def to_message(row: Sequence[Any], endpoint: str) -> DelayedMessage:
 def destination_of(stored: str | None, headers: Mapping[str, str]) -> str:
     """Return a timeout's destination.
 
-    Without one, it is the address to which the sender wants replies (specification 4.5).
+    Without one, it is the address to which the sender wants replies.
     """
     return stored if stored and stored.strip() else headers.get(Headers.REPLY_TO_ADDRESS, "")
 
