@@ -141,6 +141,22 @@ def test_an_earlier_version_is_named(restored: Restored, cli: CommandLine) -> No
     assert restored.missing() == []
 
 
+def test_a_message_that_was_stored_before_the_setup_of_a_new_version_is_no_error(
+    restored: Restored, cli: CommandLine
+) -> None:
+    """Whoever got an error would send it again."""
+    with restored.connect() as connection:
+        connection.execute("ALTER TABLE queue_message DROP COLUMN unanswered")
+        connection.execute("DROP TABLE stream_position")
+        connection.execute("DELETE FROM migration WHERE subject = '' AND version IN (7, 8)")
+    sent = cli.ok("send", "orders", "x", "--delay", "1h", "--json").json
+    assert sent["queue_exists"] is None
+    cli.ok("setup")
+    assert [each["message_id"] for each in cli.ok("messages", "list", "--json").json["messages"]] == [
+        sent["message_id"]
+    ]
+
+
 # --- a database of MariaDB --------------------------------------------------------------------------------------------
 
 

@@ -138,8 +138,8 @@ def _print_sent(sent: operations.SendReport) -> None:
     print(f"{sent.message_id} is due at {format_time(sent.due)} for queue {sent.destination}")
     if sent.queue_exists is False:
         print(
-            f"postdate: warning: there is no queue {sent.destination!r} yet; without it the message goes to the error "
-            f"queue when it is due. Create it: postdate setup --queue {sent.destination}",
+            f"postdate: warning: there is no queue {sent.destination!r} yet. What is due waits for it for some "
+            f"minutes, and then goes to the error queue. Create it: postdate setup --queue {sent.destination}",
             file=sys.stderr,
         )
     if sent.services == 0:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 from postdate import wiring
 from postdate.config import Settings
 from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.endpoint.message_types import JSON_CONTENT_TYPE
 from postdate.endpoint.send_options import SendOptions
-from postdate.errors import StoreNotSetUp
+from postdate.errors import PostdateError, StoreNotSetUp
 from postdate.messages import DelayedMessage, Headers
 from postdate.operations.doctor.servers import diagnose_queue_limits
 from postdate.operations.needs import has_queue, list_store_processes, read_queue_lengths
 from postdate.operations.plain import running_services
 from postdate.ports import ForeignIntake
+
+log = logging.getLogger("postdate.operations")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,8 @@ class SendReport:
 
     Args:
         due: ``None``: the message is in its queue already.
-        queue_exists: ``False``: the message will go to the error queue when it is due; ``None``: that cannot be known.
+        queue_exists: ``False``: the message waits for its queue for some minutes when it is due, and then goes to the
+            error queue; ``None``: that cannot be known.
         services: number of processes that deliver due messages now; ``None``: that cannot be seen.
     """
 
@@ -131,14 +137,26 @@ async def send(
         await endpoint.clock.read()
     outgoing = endpoint.outgoing.create(body, options)
     await endpoint.outgoing.send([outgoing])
-    processes = await list_store_processes(deployment)
+    processes = await _try_to_see(list_store_processes(deployment), "whether a service runs")
     return SendReport(
         message_id=outgoing.message_id,
         destination=outgoing.destination,
         due=outgoing.due if isinstance(outgoing, DelayedMessage) else None,
-        queue_exists=await has_queue(deployment, outgoing.destination),
+        queue_exists=await _try_to_see(has_queue(deployment, outgoing.destination), "whether the queue exists"),
         services=None if processes is None else len(running_services(processes)),
     )
+
+
+async def _try_to_see(question: Awaitable[T], what: str) -> T | None:
+    """Return the answer; ``None`` if the store has none, as with tables of an earlier version.
+
+    The message is stored already. A caller who got an error would send it again.
+    """
+    try:
+        return await question
+    except PostdateError as error:
+        log.info("%s cannot be seen: %s", what, error)
+        return None
 
 
 def _content_headers(body: bytes, message_type: str | None) -> dict[str, str]:
