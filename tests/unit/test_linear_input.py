@@ -50,6 +50,8 @@ MADE_BY_US = {
     "postdate/pipeline/page.py": "the drawings of Matplotlib, in which every text is escaped",
     "postdate/backends/sqlite/rows.py": "templates of statements in the source",
     "postdate/backends/sql/migrations.py": "numbered migrations, which are files of the package",
+    "postdate/backends/mariadb/objects.py": "the same migrations",
+    "postdate/backends/postgres/objects.py": "the same migrations",
     "postdate/errors.py": "names of classes",
 }
 """Files whose patterns meet nothing from outside, and what they meet."""

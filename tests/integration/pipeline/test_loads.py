@@ -40,7 +40,7 @@ _POSTGRES = pytest.param(
     marks=pytest.mark.soak(
         "the same on a server takes minutes; the conformance suite has what the two stores do",
         part="spark",
-        proven_by="tests/integration/pipeline/test_loads.py::test_a_killed_driver_leaves_a_part_and_the_next_run_does_the_rest_beside_a_service",
+        proven_by="tests/integration/pipeline/test_loads.py::test_what_waits_becomes_the_table_and_each_change_is_counted",
     ),
 )
 
@@ -142,6 +142,7 @@ def deliver(spec: StoreSpec, now: datetime, limit: int = 1_000) -> list[str]:
 # --- each outcome -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("spec", ["sqlite", "postgres"], indirect=True)
 def test_what_waits_becomes_the_table_and_each_change_is_counted(
     spark: SparkSession, spec: StoreSpec, now: datetime
 ) -> None:
@@ -484,6 +485,15 @@ def serving(spec: StoreSpec, now: datetime) -> Generator[list[str]]:
         service.join()
 
 
+@pytest.mark.soak(
+    "kills a driver of its own amid its work, beside a service",
+    part="kills",
+    proven_by=(
+        "tests/integration/pipeline/test_loads.py::test_what_waits_becomes_the_table_and_each_change_is_counted",
+        "tests/integration/pipeline/test_loads.py::test_what_a_service_claims_or_delivers_meanwhile_is_no_error",
+        "tests/integration/pipeline/test_loads.py::test_a_row_that_is_set_aside_keeps_everything_and_all_else_is_done",
+    ),
+)
 def test_a_killed_driver_leaves_a_part_and_the_next_run_does_the_rest_beside_a_service(
     spark: SparkSession, postgres_url: str, now: datetime, eventually: Eventually
 ) -> None:
