@@ -62,6 +62,10 @@ _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s]+)(?=\))")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _INDENTED = re.compile(r"^( {2,6})(?=\S)", re.MULTILINE)
 _PICTURES = {".png", ".svg"}
+_ABOUT_ADAPTERS = """\
+They are what the database objects make, such as `Postgres(url).store`. Their methods are those of
+[the interfaces](postdate.ports.md).
+"""
 _ONLY_ITS_DOCSTRING = """\
     options:
       members: false
@@ -159,22 +163,34 @@ def write_pages(folder: Path, repository: str) -> None:
 # --- the reference ----------------------------------------------------------------------------------------------------
 
 
-def public_names(module_name: str) -> list[str]:
-    """Return the classes and functions that a module defines, and those that a package hands on."""
+def public_names(module_name: str) -> dict[str, str]:
+    """Return the classes and functions of a module, or that a package hands on, and the module that each is from."""
     module = importlib.import_module(module_name)
     homes = {name: getattr(getattr(module, name), "__module__", "") for name in dir(module) if name[0] != "_"}
-    home = f"{module_name.partition('.')[0]}." if hasattr(module, "__path__") else module_name
-    names = [name for name in homes if homes[name].startswith(home) and callable(getattr(module, name))]
-    return sorted(names, key=str.lower)
+    own = f"{module_name.partition('.')[0]}." if hasattr(module, "__path__") else module_name
+    names = sorted((name for name in homes if callable(getattr(module, name))), key=str.lower)
+    return {name: homes[name] for name in names if homes[name].startswith(own)}
 
 
 def write_reference_of_modules(folder: Path) -> None:
-    """Write a page for each module: what it is for, then each name."""
+    """Write a page for each module: what it is for, then each name.
+
+    The stores and transports of the backends have a page of their own, without their methods: these are described by
+    the ports, and their pages would be longer than all others.
+    """
+    import postdate
+
     folder.mkdir(parents=True, exist_ok=True)
+    adapters = ["# Stores and transports by name\n", _ABOUT_ADAPTERS]
     for module, title in MODULES.items():
         parts = [f"# {title}\n\n::: {module}\n{_ONLY_ITS_DOCSTRING}"]
-        parts += [f"::: {module}.{name}\n" for name in public_names(module)]
+        for name, home in public_names(module).items():
+            if home.startswith("postdate.backends.") and name not in postdate.__all__:
+                adapters.append(f"::: {module}.{name}\n    options:\n      members: false\n")
+            else:
+                parts.append(f"::: {module}.{name}\n")
         (folder / f"{module}.md").write_text("\n".join(parts), "utf-8")
+    (folder / "adapters.md").write_text("\n".join(adapters), "utf-8")
 
 
 def help_of(words: Sequence[str]) -> str:
