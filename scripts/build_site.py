@@ -186,7 +186,9 @@ def write_reference_of_modules(folder: Path) -> None:
         parts = [f"# {title}\n\n::: {module}\n{_ONLY_ITS_DOCSTRING}"]
         for name, home in public_names(module).items():
             if home.startswith("postdate.backends.") and name not in postdate.__all__:
-                adapters.append(f"::: {module}.{name}\n    options:\n      members: false\n")
+                adapters.append(
+                    f"::: {module}.{name}\n    options:\n      inherited_members: false\n      members: false\n"
+                )
             else:
                 parts.append(f"::: {module}.{name}\n")
         (folder / f"{module}.md").write_text("\n".join(parts), "utf-8")
