@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME JAVA_TOOL_OPTIONS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test faults soak proofs flake bench services-up services-down lock fmt docs dist clean
+.PHONY: help install demo lint check test faults soak proofs flake bench services-up services-down lock fmt docs site dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +94,9 @@ fmt: install ## format, and mend what ruff can mend
 
 docs: install ## run the snippets and command lines of the documentation; the longest pages: make soak PART=docs
 	$(BIN)/pytest tests/docs
+
+site: install ## build the documentation as a site; to read it: python3 -m http.server -d build/site
+	$(BIN)/python scripts/build_site.py
 
 dist: install ## build sdist, wheel and bill of materials into dist/, twice, and check them; publishes nothing
 	@scripts/dist

@@ -20,13 +20,18 @@ _ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _DEVELOPMENT = re.compile(r"\.dev|\+")
 
 
+def revision_of(version: str) -> str:
+    """Return the tag of a version. A version in development has none: its files are those of the branch ``main``."""
+    return "main" if _DEVELOPMENT.search(version) else f"v{version}"
+
+
 def absolute_links(markdown: str, repository: str, version: str) -> str:
     """Return the text with links to the files of a version in a repository instead of relative ones.
 
-    A version in development has no tag; its links lead to the branch ``main``. Code blocks stay as they are. A link
-    within the page leads to the README in the repository, because a package index gives headings no anchors.
+    Code blocks stay as they are. A link within the page leads to the README in the repository, because a package index
+    gives headings no anchors.
     """
-    revision = "main" if _DEVELOPMENT.search(version) else f"v{version}"
+    revision = revision_of(version)
 
     def absolute(link: re.Match[str]) -> str:
         target = link["target"]

@@ -21,6 +21,7 @@ from tests.run_report import RunReport
 from xdist.scheduler import LoadScheduling, LoadScopeScheduling, Scheduling
 
 TOGETHER = {
+    "site": r"tests/docs/test_site\.py",  # without Java, unlike the rest of the documentation
     # One Java each, which takes nine seconds to start and then keeps a processor busy: no more than three at a time.
     "documentation": r"tests/docs/|tests/cli/test_docs\.py",
     "Spark, batches": (

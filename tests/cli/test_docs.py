@@ -1,4 +1,4 @@
-"""Every example in docs/cli, and in the pages on upgrades, backups and security, runs and prints what the page says.
+"""Every example in docs/cli, and in four other pages, runs and prints what the page says.
 
 A ``console`` block has lines ``$ command`` followed by what it prints, standard output first. ``…`` stands for any
 text in a line; a line that is only ``…`` for any lines. The blocks of a page are one story in one empty folder. A block
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
 
 PAGES = Path(__file__).parents[2] / "docs" / "cli"
-STORIES = [*sorted(PAGES.glob("*.md")), *(PAGES.parent / f"{name}.md" for name in ("backup", "security", "upgrading"))]
+_OTHERS = ("backup", "security", "start/data-engineer", "upgrading")
+STORIES = [*sorted(PAGES.glob("*.md")), *(PAGES.parent / f"{name}.md" for name in _OTHERS)]
 _BIN = Path(sys.executable).parent
 _BLOCK = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _AS_PROCESSES = ("setup", "send", "messages list")

@@ -93,7 +93,7 @@ def test_the_long_description_has_no_relative_link(metadata):
 def test_each_link_to_the_repository_leads_to_a_file_that_is_there(metadata):
     view = re.compile(rf"{re.escape(REPOSITORY)}/(?:blob|raw)/[^/\s]+/([^)#\s\"']+)")
     paths = view.findall(metadata.get_content())
-    assert "docs/pictures/overview.png" in paths
+    assert "docs/pictures/at-a-glance.svg" in paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 

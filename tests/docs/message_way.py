@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -89,14 +90,19 @@ HEAD = (
 )
 
 
-def picture() -> str:
-    """Return the picture as SVG."""
-    parts = [each.svg() for each in (*ARROWS, *BOXES)]
+def svg_of(boxes: Sequence[Box], arrows: Sequence[Arrow], height: int, label: str) -> str:
+    """Return a picture as SVG, on a white ground: so it can be read on light and dark pages."""
+    parts = [each.svg() for each in (*arrows, *boxes)]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="The way of a delayed message"><style>{STYLE}</style><defs>{HEAD}</defs>'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff" style="stroke:none"/>' + "\n".join(parts) + "</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" aria-label="{escape(label)}"><style>{STYLE}</style><defs>{HEAD}</defs>'
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff" style="stroke:none"/>' + "\n".join(parts) + "</svg>\n"
     )
+
+
+def picture() -> str:
+    """Return the picture of the way of a message."""
+    return svg_of(BOXES, ARROWS, HEIGHT, "The way of a delayed message")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every snippet of the README runs as it stands."""
+"""The snippet of the README runs as it stands, and so does the session in the shell of the quick start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tests import java
 from tests.cli.conftest import CommandLine
 
 README = Path(__file__).parents[2] / "README.md"
+QUICK_START = README.parent / "docs" / "start" / "quick-start.md"
 BIN = Path(sys.executable).parent
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: Path = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def run(arguments: list[str], folder: Path) -> str:
@@ -30,10 +31,18 @@ def run(arguments: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_every_python_example_runs_to_its_end_where_the_message_arrives(tmp_path: Path) -> None:
-    printed = [run([sys.executable, "-W", "error", "-c", example], tmp_path) for example in blocks("python")]
-    assert printed == [f"{text}\n" for text in re.findall(r"prints\s`([^`]*)`", README.read_text(encoding="utf-8"))]
-    assert len(printed) == 2
+def test_the_example_of_twelve_lines_runs_to_its_end_where_the_message_arrives(tmp_path: Path) -> None:
+    (example,) = blocks("python")
+    assert len([line for line in example.splitlines() if line]) <= 12
+    (text,) = re.findall(r"prints\s`([^`]*)`", README.read_text(encoding="utf-8"))
+    assert run([sys.executable, "-W", "error", "-c", example], tmp_path) == f"{text}\n"
+
+
+def test_each_user_has_one_link() -> None:
+    """To a page of their own, which no other user has; and every page for users is named."""
+    table = README.read_text(encoding="utf-8").partition("\n## Is it for you?\n\n")[2].partition("\n\n")[0]
+    pages = [re.findall(r"\]\(docs/start/([\w-]+)\.md\)", row) for row in table.splitlines()[2:]]
+    assert sorted(pages) == [[page.stem] for page in sorted(QUICK_START.parent.glob("*.md")) if page != QUICK_START]
 
 
 def test_make_targets_that_are_named_exist() -> None:
@@ -70,13 +79,13 @@ def test_the_shell_session_runs_line_by_line(
 
 
 def play(folder: Path, postdate: Callable[[list[str]], str]) -> None:
-    """In the order given, ``ID`` being an id that the list shows, with the table that the README schedules."""
+    """In the order given, ``ID`` being an id that the list shows, with the table that the page schedules."""
     (folder / "orders.csv").write_text(
         "message_id,due,destination,body\norder-8,2030-05-01T12:00:00,orders,eight\n", encoding="utf-8"
     )
     service: subprocess.Popen[bytes] | None = None
     try:
-        for line in blocks("sh")[1].splitlines():
+        for line in blocks("sh", QUICK_START)[0].splitlines():
             program, *words = shlex.split(line, comments=True)
             assert program == "postdate"
             if words[-1] == "&":

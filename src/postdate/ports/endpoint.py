@@ -122,7 +122,8 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
         """Return the instance with that correlation, or ``None``.
 
         Raises:
-            StoreNotSetUp, StoreUnavailable
+            StoreNotSetUp: the tables are missing.
+            StoreUnavailable: transient.
 
         Guarantees:
             sagas.an_instance_is_found_by_type_property_and_value.
