@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,6 @@ GUIDES = sorted(
 
 _HANGS_AFTER = 300
 """Seconds: what has not arrived by then never does."""
-
-
-@pytest.fixture
-def empty_database(postgres_url: str) -> Iterator[str]:
-    """Make a database in PostgreSQL that has nothing in it; return its address."""
-    name = f"guide_{os.getpid()}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        yield postgres_url.rpartition("/")[0] + f"/{name}"
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 _LONG = {

@@ -10,12 +10,10 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import psycopg
 import pytest
 import sqlalchemy
 from tests import mariadb_subjects
@@ -46,15 +44,6 @@ def run(command: str, folder: Path, **variables: str) -> None:
     environment = {**os.environ, "PATH": programs, **variables}
     done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture
-def empty_database(postgres_url: str) -> Generator[str]:
-    name = f"migrations_{os.getpid()}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        yield postgres_url.rpartition("/")[0] + f"/{name}"
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 async def has_tables(url: str) -> bool:
