@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -43,45 +42,20 @@ BEGINNING_CHARACTERS = 1_000
 TOO_LARGE = "message_too_large"
 
 
-class CheckedBatch(NamedTuple):
-    """The rows of a batch.
-
-    Args:
-        good: rows without a reason from Spark SQL.
-        messages: the good rows that are messages.
-        bad_rows: the good rows that are no messages.
-        rejected: rows with a reason.
-    """
-
-    good: pa.RecordBatch
-    messages: pa.RecordBatch
-    bad_rows: list[pipeline_rows.BadRow]
-    rejected: list[dict[str, Any]]
-
-
 def store_all(
     spec: StoreSpec, now: datetime, batch_size: int | None, load: str | None, batches: pipeline_rows.Batches
 ) -> pipeline_rows.Batches:
-    """Store the rows of a task. The task receives the address of a store, never a connection.
-
-    While the store takes one batch, the next one is read and checked: both take about as long.
-    """
-    with open_in_task(spec) as store, ThreadPoolExecutor(1, "postdate-store") as storing:
+    """Store the rows of a task. The task receives the address of a store, never a connection."""
+    with open_in_task(spec) as store:
         rows_at_once = batch_size or store.rows_at_once
-        outcome: Future[pa.RecordBatch] | None = None
         for batch in batches:
             for start in range(0, batch.num_rows, rows_at_once):
-                checked = split_batch(batch.slice(start, rows_at_once), store.largest_message_bytes, load)
-                if outcome is not None:
-                    yield outcome.result()
-                outcome = storing.submit(_store, store, checked, now)
-        if outcome is not None:
-            yield outcome.result()
+                yield _store(store, batch.slice(start, rows_at_once), now, load)
 
 
-def _store(store: OpenStore, checked: CheckedBatch, now: datetime) -> pa.RecordBatch:
+def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime, load: str | None) -> pa.RecordBatch:
     """Store one batch in one transaction. Return its counts in the first row, then the rows that were not stored."""
-    good, messages, bad_rows, rejected = checked
+    good, messages, bad_rows, rejected = split_batch(batch, store.largest_message_bytes, load)
     report = store.store_batch(messages, now)
     conflicts = find_conflicts(store, messages, {*report.duplicate_ids})
     already_there = len(report.duplicate_ids) - len(conflicts)
@@ -118,12 +92,14 @@ def check_all(
             yield pa.RecordBatch.from_pylist(rows, schema=OUTCOME_COLUMNS)
 
 
-def split_batch(batch: pa.RecordBatch, limit: int, load: str | None) -> CheckedBatch:
+def split_batch(
+    batch: pa.RecordBatch, limit: int, load: str | None
+) -> tuple[pa.RecordBatch, pa.RecordBatch, list[pipeline_rows.BadRow], list[dict[str, Any]]]:
+    """Return the rows without a reason, the messages of them, the others of them, and the rows with a reason."""
     is_good = pipeline_rows.pc.is_null(batch.column("reason"))
     good = batch.filter(is_good)
     messages, bad_rows = pipeline_rows.split_columns(add_own_headers(good, load), limit)
-    rejected = _rejected_rows(batch.filter(pipeline_rows.pc.invert(is_good)))
-    return CheckedBatch(good, messages, bad_rows, rejected)
+    return good, messages, bad_rows, _rejected_rows(batch.filter(pipeline_rows.pc.invert(is_good)))
 
 
 def add_own_headers(batch: pa.RecordBatch, load: str | None) -> pa.RecordBatch:
