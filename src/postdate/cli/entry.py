@@ -14,17 +14,32 @@ from contextlib import suppress
 from typing import Any, TextIO, cast
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperGroup
+from typer.main import get_command
+from typing_extensions import override
 
 from postdate.cli.command import Exit, Use, epilog, exit_code_of, root_signature
 from postdate.errors import ConfigurationError, PostdateError, extra_of
 
+_MODULES = dict[str, str]()
+"""The module of each command."""
+
+
+class _Commands(TyperGroup):
+    """The group of all commands. Its help needs their names only."""
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, remainder = super().resolve_command(ctx, args)
+        return name, None if name is None or command is None else _import_command(name), remainder
+
+
 app = typer.Typer(
     name="postdate",
+    cls=_Commands,
     help="Keeps a message until it is due, then puts it in the queue it was meant for: on time, once, never lost.",
     epilog=epilog(),
     rich_markup_mode=None,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -45,33 +60,30 @@ postdate.__signature__ = root_signature()
 app.callback(invoke_without_command=True)(postdate)
 
 
-class _ForwardingCommand(TyperCommand):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.args = args
-        return args
-
-
 def _register_command(name: str, module: str, meaning: str) -> None:
-    """Register a command whose module is imported when the command is called.
+    """Register a command whose module is imported when the command is called or completed.
 
     The module has the command in its ``app``; or its ``app`` is the command; or, without an ``app``, the function
     ``name`` is the command.
     """
+    _MODULES[name] = module
 
-    @app.command(name, cls=_ForwardingCommand, help=meaning)
-    def forward_call(context: typer.Context) -> None:
-        command_module = importlib.import_module(module)
-        inner: typer.Typer | None = getattr(command_module, "app", None)
-        path, arguments = context.command_path, context.args
-        if inner is None:
-            inner = typer.Typer(add_completion=False)
-            inner.command()(getattr(command_module, name))
-        elif inner.info.name != name:
-            path, arguments = path.removesuffix(f" {name}"), [name, *arguments]
-        inner.rich_markup_mode = None
-        exit_code: object = inner(arguments, prog_name=path, obj=context.obj, standalone_mode=False)
-        if isinstance(exit_code, int) and exit_code:
-            raise typer.Exit(exit_code)
+    @app.command(name, help=meaning)
+    def show_in_help() -> None:
+        """Stand for the command in the help. :class:`_Commands` calls the command itself."""
+
+
+def _import_command(name: str) -> Any:
+    module = importlib.import_module(_MODULES[name])
+    commands: typer.Typer | None = getattr(module, "app", None)
+    if commands is None:
+        commands = typer.Typer(add_completion=False)
+        commands.command()(getattr(module, name))
+    commands.rich_markup_mode = None
+    command = get_command(commands)
+    if isinstance(command, TyperGroup) and commands.info.name != name:  # The module has several commands.
+        return command.commands[name]
+    return command
 
 
 # The order is the order in which an operator needs the commands.
