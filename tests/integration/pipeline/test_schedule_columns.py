@@ -137,6 +137,27 @@ def test_maps_of_headers_are_stored_as_json_or_refused(spark: SparkSession, post
         schedule(rows.selectExpr("* EXCEPT (headers)", "map('k', X'FF') headers"), ScheduleJob(postgres, now))
 
 
+def test_maps_whose_names_or_values_are_no_utf8_are_set_aside(
+    spark: SparkSession, postgres: StoreSpec, now: datetime
+) -> None:
+    """Also where the bytes of two values together would be UTF-8."""
+    maps = {
+        "good": "map('k', 'é')",
+        "null value": "map('k', 'é', 'l', null)",
+        "name": "map(cast(X'FF' AS string), 'v')",
+        "value": "map('k', 'v', 'l', cast(X'EDA080' AS string))",
+        "halves": "map('k', cast(X'C3' AS string), 'l', cast(X'A9' AS string))",
+        "null": "cast(null AS map<string, string>)",
+    }
+    rows = [f"SELECT '{id_}' message_id, {headers} headers" for id_, headers in maps.items()]
+    table = spark.sql(" UNION ALL ".join(rows)).selectExpr(
+        "*", "timestamp '2026-04-01 12:00:00Z' due", "'q' destination"
+    )
+    result = schedule(table, ScheduleJob(postgres, now))
+    assert (result.accepted, result.set_aside) == (2, {"invalid_headers": 1, "not_utf8": 3})
+    assert texts_of(postgres) == {"good": '{"k":"é"}', "null": "{}"}
+
+
 def test_texts_that_are_no_utf8_are_set_aside_with_their_bytes(
     spark: SparkSession, postgres: StoreSpec, now: datetime, tmp_path: Path
 ) -> None:

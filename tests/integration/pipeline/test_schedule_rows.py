@@ -24,7 +24,7 @@ NAMES = st.sampled_from(["", " ", "\t\u2003", "\x1c", "\0", "a\0b", "отпра�
 IDS = NAMES | st.integers(248, 252).map("é".__mul__) | st.integers(198, 202).map("🕰".__mul__)
 TIMES = st.sampled_from([None, FIRST - 1, FIRST, DUE - 1, DUE, DUE + 1, LAST, LAST + 1, -(2**62), 2**62])
 SPECIAL = st.sampled_from(
-    ['"', "\\", "\\u0041", "/", "\b\f\n\r\t", "\x00", "\x1f", "\x7f", "\u2028", '":null', "{", "😀"]
+    ['"', ":", '":', '":"', "\\", "\\u0041", "/", "\b\f\n\r\t", "\x00", "\x1f", "\x7f", "\u2028", '":null', "{", "😀"]
 )
 HEADERS = st.none() | st.lists(st.tuples(TEXTS | SPECIAL, TEXTS | SPECIAL | st.none()), max_size=4)
 BODIES = st.none() | st.binary(max_size=8) | st.integers(LIMIT - 30, LIMIT + 1).map(bytes)
@@ -68,6 +68,9 @@ def as_set(messages: Sequence[DelayedMessage]) -> Counter[tuple[Any, ...]]:
 @given(ROWS)
 @example([("a", "q", DUE, None, [("k", "v"), ("k", "w")], b"")])
 @example([("a", "q", DUE, None, [("k", None)], b""), ("b", "q", DUE, None, [("", "v")], b"")])
+@example([("a", "q", DUE, None, [(":", "v"), (":", "w")], b""), ("b", "q", DUE, None, [("k", '":"'), ("l", ":")], b"")])
+@example([("a", "q", DUE, None, [('":', "v"), ("k", "v"), ("k", "w")], b""), ("b", "q", DUE, None, [(":", "v")], b"")])
+@example([(each, "q", DUE, None, [("k", each), ("l", "v"), ("m", each)], b"") for each in "ab"])
 @example([("a", "q", DUE, None, [("é" * 40, "")], b"x" * 30), ("b", "q", DUE, None, [("e" * 80, "")], b"x" * 33)])
 def test_the_same_rows_are_messages_and_the_same_reasons_are_given(rows: list[Row]) -> None:
     expected, expected_bad = split_rows(batch_of(rows, as_text=False), LIMIT)
