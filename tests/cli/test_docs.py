@@ -11,12 +11,10 @@ is given to it. So are the first commands of a user, where the pages show them f
 """
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests import java
+from tests import java, newcomer
 from tests.waiting import READY, Eventually
 
 from postdate.cli import destinations, diagnosis, error_queue, messages, pipeline, queues
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 PAGES = Path(__file__).parents[2] / "docs" / "cli"
 _OTHERS = ("backup", "security", "start/data-engineer", "upgrading")
 STORIES = [*sorted(PAGES.glob("*.md")), *(PAGES.parent / f"{name}.md" for name in _OTHERS)]
-_BIN = Path(sys.executable).parent
 _BLOCK = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _AS_PROCESSES = ("setup", "send", "messages list")
 _GROUPS = ("bench", "config", "destinations", "errors", "messages", "queues")
@@ -128,7 +125,7 @@ class Story:
 
     def printed_by(self, command: str) -> str:
         words = plain_words(command)
-        if words is None or (self.page, command) in shown_first():
+        if words is None or (self.page, command) in shown_first() or not newcomer.IS_OF_THE_TESTS:
             return self.shell(command)
         ran = self.cli(*words[1:])
         self.status = ran.status
@@ -148,7 +145,7 @@ class Story:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}"}
+        return newcomer.environment()
 
     def start(self, example: Example) -> None:
         """Start a service; it has started when it has logged what the page says."""
@@ -201,7 +198,7 @@ def _page(page):
 def test_every_example_prints_what_the_page_says(page, empty_folder, cli, eventually):
     story, text = Story(page.stem, empty_folder, cli, eventually), page.read_text(encoding="utf-8")
     on_spark = re.search(r"^\$ postdate pipeline .* --cores", text, re.MULTILINE)
-    with java.lasting(empty_folder) if on_spark else nullcontext():
+    with java.lasting(empty_folder) if on_spark and newcomer.IS_OF_THE_TESTS else nullcontext():
         try:
             for kind, name, block in _BLOCK.findall(text):
                 if name:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
-from tests import java
+from tests import java, newcomer
 from tests.docs import at_a_glance, message_way
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -67,9 +66,14 @@ def test_snippets_run_and_print_what_is_said(
                 exec(code, {"__name__": "__main__"})
             printed = capsys.readouterr().out
         else:
-            command = [sys.executable, "-c", code]
             done = subprocess.run(
-                command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=_HANGS_AFTER
+                [newcomer.PYTHON, "-c", code],
+                cwd=tmp_path,
+                env=newcomer.environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_HANGS_AFTER,
             )
             assert done.returncode == 0, done.stderr
             printed = done.stdout

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import sqlalchemy
-from tests import mariadb_subjects
+from tests import mariadb_subjects, newcomer
 
 import postdate
 from postdate import MariaDbStore, TransactionMode
@@ -40,8 +40,7 @@ def blocks() -> dict[str, str]:
 
 
 def run(command: str, folder: Path, **variables: str) -> None:
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, **variables}
+    environment = newcomer.environment(**variables)
     done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests import java
+from tests import java, newcomer
 from tests.cli.conftest import CommandLine
 
 README = Path(__file__).parents[2] / "README.md"
 QUICK_START = README.parent / "docs" / "start" / "quick-start.md"
-BIN = Path(sys.executable).parent
+BIN = newcomer.PYTHON.parent
 
 
 def blocks(language: str, page: Path = README) -> list[str]:
@@ -25,7 +23,7 @@ def blocks(language: str, page: Path = README) -> list[str]:
 
 
 def run(arguments: list[str], folder: Path) -> str:
-    environment = java.without(os.environ)
+    environment = java.without(newcomer.environment())
     done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}"
     return done.stdout
@@ -35,7 +33,7 @@ def test_the_example_of_twelve_lines_runs_to_its_end_where_the_message_arrives(t
     (example,) = blocks("python")
     assert len([line for line in example.splitlines() if line]) <= 12
     (text,) = re.findall(r"prints\s`([^`]*)`", README.read_text(encoding="utf-8"))
-    assert run([sys.executable, "-W", "error", "-c", example], tmp_path) == f"{text}\n"
+    assert run([str(newcomer.PYTHON), "-W", "error", "-c", example], tmp_path) == f"{text}\n"
 
 
 def test_each_user_has_one_link() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import psycopg
+from tests import newcomer
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "testing-code-that-sends.md"
@@ -27,16 +27,8 @@ def blocks(language: str) -> list[str]:
 
 
 def run(command: str, folder: Path, **variables: str) -> str:
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env={**os.environ, "PATH": programs, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = newcomer.environment(**variables)
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -51,7 +43,9 @@ def test_every_file_is_run_by_a_command(tmp_path: Path, postgres_url: str, unpac
         "PORT": where.port,
         "TEST": {"NAME": f"test_{name}"},
     }
-    variables = {"DJANGO_DATABASE": repr(database), "PYTHONPATH": f"{unpacked_wheel}{os.pathsep}."}
+    variables = {"DJANGO_DATABASE": repr(database)}
+    if newcomer.IS_OF_THE_TESTS:  # It has the checkout and not the wheel, so pytest does not find the plugin.
+        variables["PYTHONPATH"] = f"{unpacked_wheel}{os.pathsep}."
     run("django-admin startproject site_ . && python manage.py startapp orders", tmp_path)
     with (tmp_path / "site_" / "settings.py").open("a", encoding="utf-8") as settings:
         settings.write(DATABASE)
