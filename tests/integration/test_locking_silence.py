@@ -155,6 +155,22 @@ async def test_every_call_ends_where_the_network_swallows_what_is_said(
     assert link.accepted > accepted, "on another connection"
 
 
+@pytest.mark.parametrize("call", ["finish", "retry_later", "release"])
+async def test_a_call_for_claims_that_have_ended_asks_the_server(
+    store: MariaDbStore, link: FaultyLink, call: str
+) -> None:
+    """Or who calls again, after the claims have ended with the connection, takes the store for well."""
+    claims = list(await store.claim_due(NOW + SECOND, 10))
+    link.cut()
+    for _ in range(2):
+        with pytest.raises(StoreUnreachable):
+            await CALLS[call](store, claims)
+        assert not any(map(store.is_in_force, claims))
+    link.restore()
+    assert not await CALLS[call](store, claims)
+    assert len(await claimed(store, 3)) == 3
+
+
 async def test_how_long_a_server_may_be_silent_can_be_set(
     mariadb_url: str, schema: str, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

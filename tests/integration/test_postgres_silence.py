@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -326,18 +326,27 @@ async def test_limits_of_the_role_are_no_failure_of_a_message(place: Place, sett
     await store.close()
 
 
-@pytest.mark.parametrize(("right", "table"), [("DELETE", TABLE), ("INSERT", "record")])
-async def test_a_right_that_is_taken_away_holds_up_delivery_and_costs_no_message(
-    place: Place, right: str, table: str
-) -> None:
-    """In one database, and with queues elsewhere, where the message goes back to be claimed again."""
+@contextmanager
+def a_role(place: Place) -> Generator[tuple[str, str]]:
+    """Make a role that may do everything with rows, and yield its name and the address with it."""
     role, schema = f"bereft_{os.getpid()}", place.schema.replace('"', '""')
     place.run(f'CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA "{schema}" TO {role}')
     for what in ("TABLES", "SEQUENCES"):
         place.run(f'GRANT ALL ON ALL {what} IN SCHEMA "{schema}" TO {role}')
     server = urlsplit(place.url)
-    store = place.another_store(server._replace(netloc=f"{role}@{server.hostname}:{server.port}").geturl())
     try:
+        yield role, server._replace(netloc=f"{role}@{server.hostname}:{server.port}").geturl()
+    finally:
+        place.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(("right", "table"), [("DELETE", TABLE), ("INSERT", "record")])
+async def test_a_right_that_is_taken_away_holds_up_delivery_and_costs_no_message(
+    place: Place, right: str, table: str
+) -> None:
+    """In one database, and with queues elsewhere, where the message goes back to be claimed again."""
+    with a_role(place) as (role, url):
+        store = place.another_store(url)
         await store.initialize("service", TransactionMode.TRANSACTION_SCOPE)
         await store.store_many([place.work(n, now() - SECOND) for n in range(2)], now())
         place.run(f'REVOKE {right} ON "{table}" FROM {role}')
@@ -348,14 +357,39 @@ async def test_a_right_that_is_taken_away_holds_up_delivery_and_costs_no_message
         with pytest.raises(StoreNotWritable, match="permission denied"):
             await store.finish([ended], Outcome.DELIVERED, now())
         assert not store.is_in_force(free)  # with its transaction, whatever of it failed
+        with pytest.raises(StoreNotWritable, match="permission denied"):  # and no sign that all is well again
+            await store.finish([ended], Outcome.DELIVERED, now())
         assert (waiting(place), place.length("consumer")) == (2, 0)
         place.run(f'GRANT {right} ON "{table}" TO {role}')
         assert await store.finish(await store.claim_due(now(), 1), Outcome.DELIVERED, now()) == 1
         assert (await store.move_due(now(), 10)).delivered == 1
         assert (waiting(place), place.length("consumer")) == (0, 1)
-    finally:
         await store.close()
-        place.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+CLAIM_CALLS: dict[str, Callable[[PostgresStore, Sequence[Claim]], Awaitable[object]]] = {
+    "finish": lambda store, claims: store.finish(claims, Outcome.DELIVERED, now()),
+    "retry_later": lambda store, claims: store.retry_later(claims[0], now(), now(), "why"),
+    "release": lambda store, claims: store.release(claims, None),
+    "mark_unreadable": lambda store, claims: store.mark_unreadable(claims[0], "why", now()),
+}
+
+
+@pytest.mark.parametrize("call", CLAIM_CALLS)
+async def test_a_call_for_claims_that_have_ended_asks_the_server(place: Place, link: FaultyLink, call: str) -> None:
+    """Or who calls again, after the claims have ended with the connection, takes the store for well."""
+    store = await store_over(link, place)
+    await store.store_many([place.work(n, now() - SECOND) for n in range(2)], now())
+    claims = await store.claim_due(now(), 2)
+    link.cut()
+    for _ in range(2):
+        with pytest.raises(StoreUnreachable):
+            await CLAIM_CALLS[call](store, claims)
+        assert not any(map(store.is_in_force, claims))
+    link.restore()
+    assert not await CLAIM_CALLS[call](store, claims)
+    assert len(await store.claim_due(now(), 10)) == 2
+    await store.close()
 
 
 async def test_a_slow_link_costs_nothing_but_time(place: Place, link: FaultyLink) -> None:

@@ -65,9 +65,12 @@ async def test_while_removing_fails_for_ten_minutes_each_is_sent_once(bench, los
     ]
 
 
-async def test_while_nothing_can_be_removed_little_more_is_sent_and_all_of_it_once_after(bench) -> None:
+@pytest.mark.parametrize("loses_claims", [False, True], ids=["claims stay", "claims are lost"])
+async def test_while_nothing_can_be_removed_little_more_is_sent_and_all_of_it_once_after(
+    bench, loses_claims: bool
+) -> None:
     """What has been sent and not removed is sent again should this process end: so it is not to be much."""
-    bench.store.faults.add(Fault("finish", LOCKED))
+    bench.store.faults.add(LosesClaims(bench, "finish") if loses_claims else Fault("finish", LOCKED))
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(5_000)])
     await bench.look_for(20 * SECOND)
     assert 1_000 <= len(bench.ids("billing")) <= 1_000 + 20 * 16

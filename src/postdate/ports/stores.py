@@ -218,6 +218,9 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """Remove claimed messages and record their outcome, in one transaction; return how many claims were in force.
 
+        Callers take a return for a sign that the store works. So a store whose claims end with an error asks its server
+        also for claims that have ended.
+
         Guarantees:
             claims.finish_removes, a_claim_given_back_is_void, a_claim_from_before_a_comeback_is_void;
             recording.all_keeps_everything.

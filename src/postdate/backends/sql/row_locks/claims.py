@@ -33,6 +33,9 @@ T = TypeVar("T")
 _MIN_ANSWER_SECONDS: Final = 1.0
 """The shortest wait for an answer, even if the server should have ended the transaction: it may be slow, too."""
 
+_NUMBER_OF_NO_MESSAGE: Final = 0
+"""Numbers of messages begin at 1."""
+
 SettlingStep = Callable[[Any, Sequence[int], int | None], int]
 """``(session, ascending numbers, holder)``: changes those messages that the holder has; returns how many."""
 
@@ -148,11 +151,15 @@ class Claims(forks.ForkAware):
 
         ``is_unchanged``: the messages do not change. Then the transaction of a whole batch is rolled back, without a
         step.
+
+        If no claim is in force, the step runs on no message: callers take a return for a sign that the server answers
+        and accepts such a step, and after a failed step the claims of its batch are gone.
         """
-        return sum(
-            self._settle(batch, tokens, step, is_unchanged=is_unchanged)
-            for batch, tokens in self._group_by_batch(claims)
-        )
+        batches = self._group_by_batch(claims)
+        if not batches:
+            self._pool.transaction_blocking(lambda session: step(session, [_NUMBER_OF_NO_MESSAGE], None))
+            return 0
+        return sum(self._settle(batch, tokens, step, is_unchanged=is_unchanged) for batch, tokens in batches)
 
     def lease(self, tokens: Sequence[ClaimToken]) -> None:
         """Turn whole batches into leases, as a row lock occupies a connection."""
