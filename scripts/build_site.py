@@ -56,6 +56,33 @@ MODULES = {
 }
 """The modules of the reference, and the title of the page of each."""
 
+JOBS = {
+    "Session and store": ("session.spark_session", "stores.StoreSpec", "source.register"),
+    "Schedule": (
+        "schedule.schedule",
+        "schedule.ScheduleJob",
+        "schedule.ColumnMapping",
+        "schedule.Rejects",
+        "schedule.ScheduleResult",
+        "loads.list_loads",
+        "loads.show_load",
+        "loads.undo_load",
+    ),
+    "Sweep": ("sweep.sweep", "sweep.sweep_continuously", "dispatching.SweepSpec", "sweep.SweepResult"),
+    "Delay": ("delay.delay", "delay.run_delay", "delay.read_waiting"),
+    "Audit, forecast, history": (
+        "audit.audit",
+        "audit.AuditResult",
+        "forecast.forecast",
+        "forecast.forecast_frame",
+        "forecast_result.ForecastOptions",
+        "history.write_history",
+        "history.read_history",
+    ),
+    "Expiry of messages in a column": ("expiry_of", "is_expired", "has_malformed_expiry"),
+}
+"""The names of :mod:`postdate.pipeline` that have a page of the reference together."""
+
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FENCE_OF_FILE = re.compile(r"^```(\w+) (\S+)$", re.MULTILINE)
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s]+)(?=\))")
@@ -155,6 +182,8 @@ def write_pages(folder: Path, repository: str) -> None:
         target.write_text(_FENCE_OF_FILE.sub(r'```\1 title="\2"', text), "utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
     part = readme.partition("\n## Install\n")[2].partition("\n## ")[0]
+    if not part:
+        raise SystemExit("build_site: README.md has no part Install")
     text = with_links_of_the_site(f"# Install\n{part}\n", PurePosixPath("README.md"), INSTALL, repository)
     (folder / INSTALL).write_text(text, "utf-8")
     shutil.copyfile(CONFIGURATION.with_name("site.css"), folder / "site.css")
@@ -193,6 +222,10 @@ def write_reference_of_modules(folder: Path) -> None:
                 parts.append(f"::: {module}.{name}\n")
         (folder / f"{module}.md").write_text("\n".join(parts), "utf-8")
     (folder / "adapters.md").write_text("\n".join(adapters), "utf-8")
+    jobs = ["# Jobs on Spark: `postdate.pipeline`\n"]
+    for heading, names in JOBS.items():
+        jobs += [f"## {heading}\n", *(f"::: postdate.pipeline.{name}\n" for name in names)]
+    (folder / "postdate.pipeline.md").write_text("\n".join(jobs), "utf-8")
 
 
 def help_of(words: Sequence[str]) -> str:

@@ -102,6 +102,14 @@ def test_each_public_name_is_in_the_reference(html: Mapping[Path, str]) -> None:
     assert {"postdate.Endpoint.send", "postdate.connect"} <= anchors
 
 
+def test_the_jobs_that_the_guide_of_spark_names_are_in_the_reference(html: Mapping[Path, str]) -> None:
+    guide = (ROOT / "docs" / "guides" / "spark.md").read_text("utf-8")
+    names = set(re.findall(r"`(postdate\.pipeline\.\w+\.\w+)\(", guide))
+    anchors = set(_ID.findall(html[SITE / "reference/postdate.pipeline.html"]))
+    assert len(names) > 6
+    assert names - anchors == set()
+
+
 def test_no_sign_of_another_markup_is_left_in_the_reference(html: Mapping[Path, str]) -> None:
     reference = [text for page, text in html.items() if page.parent.name == "reference"]
     assert len(reference) > 5
@@ -109,7 +117,7 @@ def test_no_sign_of_another_markup_is_left_in_the_reference(html: Mapping[Path, 
 
 
 def test_each_command_is_in_the_reference(html: Mapping[Path, str]) -> None:
-    """With its options: those that the pages of the commands have examples of."""
+    """Each of which the pages of the commands have an example."""
     text = html[SITE / "reference" / "commands.html"]
     headings = re.findall(r"<h2 id=[^>]*>postdate ?([\w -]*)", text)
     assert {"", "run", "messages explain", "errors return", "pipeline migrate preview"} <= set(headings)
