@@ -1,24 +1,20 @@
-"""A shell is offered commands and options. Only the command that is completed is imported."""
+"""A shell is offered the commands, and the options of each."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 
-def offered(typed: str) -> set[str]:
-    """Return what bash would offer for this beginning of a line."""
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-m", "postdate"],
-        env={**os.environ, "_POSTDATE_COMPLETE": "complete_bash", **words},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def answer(**variables: str) -> str:
+    """Return what a shell gets when it asks by the environment, as its script does."""
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-m", "postdate"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    return set(done.stdout.split())
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -29,12 +25,15 @@ def offered(typed: str) -> set[str]:
         ("postdate messages list --lim", {"--limit"}),
         ("postdate run --no-s", {"--no-setup"}),
         ("postdate setup --print-s", {"--print-sql"}),
-        ("postdate --store x doctor --js", {"--json"}),
+        ("postdate --config a.toml doctor --js", {"--json"}),
     ],
 )
 def test_commands_and_options_are_offered(typed: str, expected: set[str]) -> None:
-    assert offered(typed) == expected
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+    assert set(answer(_POSTDATE_COMPLETE="complete_bash", **words).split()) == expected
 
 
-def test_the_script_for_a_shell_names_the_command(cli) -> None:
-    assert "complete -o default -F _postdate_completion postdate" in cli.ok("--show-completion", "bash").out
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "pwsh"])
+def test_the_script_of_a_shell_asks_for_the_command(shell: str) -> None:
+    """By `--show-completion` it is that of the shell in which the command is typed."""
+    assert re.search(r"_POSTDATE_COMPLETE\W+complete_", answer(_POSTDATE_COMPLETE=f"source_{shell}"))
