@@ -77,10 +77,9 @@ def test_the_shell_session_runs_line_by_line(
 
 
 def play(folder: Path, postdate: Callable[[list[str]], str]) -> None:
-    """In the order given, ``ID`` being an id that the list shows, with the table that the page schedules."""
-    (folder / "orders.csv").write_text(
-        "message_id,due,destination,body\norder-8,2030-05-01T12:00:00,orders,eight\n", encoding="utf-8"
-    )
+    """In the order given, ``ID`` being an id that the list shows."""
+    (table,) = blocks("csv orders.csv", QUICK_START)
+    (folder / "orders.csv").write_text(table, encoding="utf-8")
     service: subprocess.Popen[bytes] | None = None
     try:
         for line in blocks("sh", QUICK_START)[0].splitlines():
