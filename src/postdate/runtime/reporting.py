@@ -40,9 +40,9 @@ class Metrics:
 
         Args:
             counts: number of messages by destination.
-            lateness_seconds: lateness of each message, from its due time until it was removed. Where messages were
-                moved inside the database and not read, it has only the lateness of the first message. That is the
-                latest message, except for messages with retries.
+            lateness_seconds: lateness of each message, from its due time until it was removed, or until its first
+                removal failed. Where messages were moved inside the database and not read, it has only the lateness of
+                the first message. That is the latest message, except for messages with retries.
         """
 
     def report_handler_runs(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:

@@ -112,8 +112,10 @@ class Finisher:
 
         So the messages may be claimed again before this process knows that the removal has failed.
         """
-        self._probes = 0
-        """0 while the store writes outcomes; else the number of probes since it refused one, plus one."""
+        self._is_probing = False
+        """Whether the store has refused an outcome, and has written none since."""
+        self._probe_count = 0
+        """The number of probes since then."""
         self._probe_at = -math.inf
         """Monotonic seconds of the next probe."""
         self._counted_at = -math.inf
@@ -124,20 +126,24 @@ class Finisher:
 
     @property
     def unwritten_outcomes(self) -> Mapping[str, UnwrittenOutcome]:
-        """Outcomes to be written, by message id. This process has their claims."""
+        """Outcomes to be written, by message id, with the claim under which each is written.
+
+        With row locks, a claim ends with the write that fails. Then the next write finds that it has ended, and another
+        process may have claimed the message meanwhile.
+        """
         return self._memory.outcomes_with_claim
 
     # --- before a claim ---------------------------------------------------------------------------------------------
 
     def free_capacity(self, limit: int) -> int:
         """Return how many of ``limit`` messages may be claimed now."""
-        if self._probes and self._memory.has_unwritten:
+        if self._is_probing and self._memory.has_unwritten:
             seconds = self._clock.monotonic()
             if seconds < self._probe_at:
                 return 0
             limit = min(limit, _PROBE_MESSAGES)
-            self._probe_at = seconds + self._shorten_in_outage(retry_delay(self._probes))
-            self._probes += 1
+            self._probe_count += 1
+            self._probe_at = seconds + self._shorten_in_outage(retry_delay(self._probe_count))
         return max(min(limit, MOST_MESSAGES - len(self.unwritten_outcomes)), 0)
 
     def next_attempt(self, earliest: datetime | None, *, claims_from: float = 0.0) -> datetime | None:
@@ -148,7 +154,7 @@ class Finisher:
             claims_from: monotonic seconds before which nothing is claimed.
         """
         times = [unwritten.retry_at for unwritten in self.unwritten_outcomes.values()]
-        if self._probes and self._memory.has_unwritten:
+        if self._is_probing and self._memory.has_unwritten:
             times.append(max(self._probe_at, claims_from))  # only a claim and its outcome show if the store is back
         if not times:
             return earliest
@@ -220,7 +226,7 @@ class Finisher:
     def _forget_old_claims(self) -> None:
         """Forget claims that were lost long ago, unless a write to the store has failed since then."""
         before = self._clock.monotonic() - _CLAIMED_AGAIN_WITHIN_SECONDS
-        if not self._probes and self._failed_at <= before:
+        if not self._is_probing and self._failed_at <= before:
             self._memory.forget_claims_lost_before(before)
 
     def remember_sent(self, claims: Sequence[Claim], *, are_claimed: bool = False) -> None:
@@ -278,7 +284,7 @@ class Finisher:
 
     async def _finish_in_store(self, claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str) -> int:
         finished = await self._deadlines.call_in_task(lambda: self._store.finish(claims, outcome, at, detail))
-        self._report_success()  # also if it removed nothing: the store answers
+        self._report_success()  # also if it removed nothing: see ClaimingStore.finish
         return finished
 
     async def release_claims(self, releases: Sequence[Release]) -> None:
@@ -387,7 +393,7 @@ class Finisher:
 
     def _shorten_in_outage(self, pause: timedelta) -> float:
         """Return a pause in seconds; while the store writes no outcomes, a short one, to notice its recovery soon."""
-        return (min(pause, _LONGEST_PROBE_PAUSE) if self._probes else pause).total_seconds()
+        return (min(pause, _LONGEST_PROBE_PAUSE) if self._is_probing else pause).total_seconds()
 
     async def write_outcomes(self, *, at_once: bool = False) -> None:
         """Write remembered outcomes whose retry time has come, or all of them if ``at_once``."""
@@ -428,7 +434,7 @@ class Finisher:
 
     async def _finish_again(self, outcomes: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str) -> None:
         """Remove messages in one call. If that fails, remove some one by one, as a single message may be the cause."""
-        is_store_well = not self._probes
+        is_store_well = not self._is_probing
         error = await self._finish_once(outcomes, outcome, detail)
         if error is None:
             return
@@ -438,7 +444,7 @@ class Finisher:
         failures_in_a_row = 0
         remaining = deque(sorted(outcomes, key=lambda unwritten: unwritten.failed_writes))
         while remaining and failures_in_a_row < _MOST_SINGLE_REMOVALS:
-            unwritten, is_store_well = remaining.popleft(), not self._probes
+            unwritten, is_store_well = remaining.popleft(), not self._is_probing
             error = await self._finish_once([unwritten], outcome, detail)
             failures_in_a_row = failures_in_a_row + 1 if error else 0
             if error is not None:
@@ -489,11 +495,12 @@ class Finisher:
         if seconds - self._counted_at >= _SAME_FAILURE_SECONDS:
             self._counted_at = seconds
             self._failure_rate.report_failure(error, seconds)
-        if not self._probes and not fails_alone:
-            self._probes, self._probe_at = 1, seconds + retry_delay(0).total_seconds()
+        if not self._is_probing and not fails_alone:
+            self._is_probing, self._probe_count = True, 0
+            self._probe_at = seconds + retry_delay(0).total_seconds()
 
     def _report_success(self) -> None:
-        self._probes = 0
+        self._is_probing = False
         if self._outage.is_failing:
             self._failure_rate.report_success()
             self._outage.report_success(self._clock.monotonic())

@@ -52,8 +52,8 @@ class UnwrittenOutcome:
     Args:
         message_id: the id of the message.
         fingerprint: the fingerprint of the message, as its id may be used again for another message.
-        claim: the claim under which the outcome is written. ``None``: the claim is lost, and any process may claim the
-            message next, also this one.
+        claim: the claim under which the outcome is written; it may have ended with a write that failed. ``None``: the
+            claim is lost, and any process may claim the message next, also this one.
         outcome: how the message ended; ``None``: its claim is to be released with ``release``.
         detail: a text for the record of the outcome.
         release: the release to write if there is no outcome.
@@ -128,7 +128,7 @@ class MessageMemory:
         self._most = most
         self._entries: dict[str, MessageFacts] = {}
         self._claimed_outcomes: dict[str, UnwrittenOutcome] = {}
-        """Outcomes of :attr:`_entries` whose claims are in force.
+        """Outcomes of :attr:`_entries` that are written under a claim.
 
         A separate dictionary, as callers iterate over it at each poll, and must not iterate over all entries.
         """
@@ -242,7 +242,7 @@ class MessageMemory:
 
     @property
     def outcomes_with_claim(self) -> Mapping[str, UnwrittenOutcome]:
-        """Outcomes whose claims are in force, by message id. No other process can have these messages."""
+        """Outcomes that are written under a claim, by message id. The claim may have ended since the last write."""
         return self._claimed_outcomes
 
     @property
