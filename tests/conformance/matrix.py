@@ -20,7 +20,7 @@ _STORE_PORTS = {
     "replaces what waits under a key; its messages follow the clocks of a zone": ports.ReplacingStore,
     "keeps limits of destinations": LimitingStore,
     "is scanned in parallel": ports.ScannableStore,
-    "has its records audited and pruned": ports.PrunableStore,
+    "has old records removed (retention)": ports.PrunableStore,
     "has its records followed as a stream, and prunes nothing that the stream has not passed": ports.StreamableStore,
 }
 

@@ -124,6 +124,20 @@ def test_rows_of_every_type_come_out_as_they_went_in(
     assert out == written.orderBy("id").collect()
 
 
+def test_times_written_as_json_keep_their_microseconds(
+    delaying: SparkSession, place: Path, eventually: Eventually
+) -> None:
+    put(place / "rows", [{"id": "a", "due": "2026-03-01T12:00:00.123456Z", "at": "2026-03-01T12:00:00.000001"}])
+    source = read_directory(delaying, str(place / "rows"), f"{COLUMNS}, at timestamp_ntz")
+    query = run_delay(source, DelayTarget(str(place / "out"), str(place / "state"), format="json", trigger=TRIGGER))
+    eventually(lambda: any((place / "out").glob("*.json")) or failed(query), "the row is due")
+    query.stop()
+    lines = [line for file in (place / "out").glob("*.json") for line in file.read_text().splitlines()]
+    assert [json.loads(line) for line in lines] == [
+        {"id": "a", "due": "2026-03-01T12:00:00.123456Z", "at": "2026-03-01T12:00:00.000001"}
+    ]
+
+
 def test_rows_that_wait_are_in_the_checkpoint_and_go_once_after_a_restart(
     delaying: SparkSession, place: Path, eventually: Eventually
 ) -> None:

@@ -37,12 +37,12 @@ def postgres(postgres_url: str) -> Iterator[StoreSpec]:
     drop_schema(postgres_url, schema)
 
 
-def texts_of(spec: StoreSpec) -> dict[str, str]:
-    """Return the headers of every waiting message, exactly as they are stored."""
+def texts_of(spec: StoreSpec, column: str = "headers") -> dict[str, Any]:
+    """Return the headers, or the body, of every waiting message, exactly as they are stored."""
     with open_spec(spec) as store:
-        scannable, found = store.require_scannable(), dict[str, str]()
+        scannable, found = store.require_scannable(), dict[str, Any]()
         for part in scannable.scan_parts("pending", 1):
-            for page in scannable.scan(Scan("pending", ("message_id", "headers")), part, 1_000):
+            for page in scannable.scan(Scan("pending", ("message_id", column)), part, 1_000):
                 found.update(page)
     return found
 
@@ -135,6 +135,26 @@ def test_maps_of_headers_are_stored_as_json_or_refused(spark: SparkSession, post
     assert texts_of(postgres) == {"a": r'{"k":"{\"n\":1,\"none\":null,\"s\":[\"z\"]}"}'}
     with pytest.raises(PipelineError, match=r"headers must be texts, not map<string,binary>"):
         schedule(rows.selectExpr("* EXCEPT (headers)", "map('k', X'FF') headers"), ScheduleJob(postgres, now))
+
+
+def test_times_inside_a_body_or_headers_keep_their_microseconds(
+    spark: SparkSession, postgres: StoreSpec, now: datetime
+) -> None:
+    """And rows that differ in them are not the same."""
+    rows = spark.sql(
+        """
+        SELECT id message_id, timestamp'2026-04-01 12:00:00Z' due, 'q' destination,
+            named_struct('at', at, 'local', cast(at AS timestamp_ntz)) body, named_struct('at', at) headers
+        FROM VALUES ('a', timestamp'2026-03-01 12:00:00.123456Z'), ('b', timestamp'2026-03-01 12:00:00.123456Z'),
+            ('b', timestamp'2026-03-01 12:00:00.123457Z') AS given(id, at)
+        """
+    )
+    result = schedule(rows, ScheduleJob(postgres, now))
+    assert (result.accepted, result.set_aside) == (1, {"conflicting_rows": 2})
+    assert texts_of(postgres) == {"a": '{"at":"2026-03-01T12:00:00.123456Z"}'}
+    assert (
+        texts_of(postgres, "body")["a"] == b'{"at":"2026-03-01T12:00:00.123456Z","local":"2026-03-01T12:00:00.123456"}'
+    )
 
 
 def test_maps_whose_names_or_values_are_no_utf8_are_set_aside(

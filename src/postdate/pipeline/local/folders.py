@@ -91,5 +91,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if hasattr(value, "isoformat"):
-        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03}Z"
+        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond:06}Z"
     return value

@@ -125,7 +125,7 @@ def _headers(messages: DataFrame, name: str | None) -> Column:
         return F.when(F.trim(column) != "", column)
     if isinstance(data_type, sql_types.StructType | sql_types.VariantType):
         _refuse_bytes(data_type, "headers")
-        return F.to_json(column)
+        return F.to_json(column, dict(pipeline_rows.JSON_TIMES))
     if not isinstance(data_type, sql_types.MapType):
         raise PipelineError(f"headers must be a map, a struct or a text, not {data_type.simpleString()}")
     value = data_type.valueType
@@ -133,10 +133,11 @@ def _headers(messages: DataFrame, name: str | None) -> Column:
     if isinstance(data_type.keyType, _NESTED):
         raise PipelineError(f"headers must be texts, not {data_type.simpleString()}; convert them first")
     if isinstance(value, _NESTED):
-        column = F.transform_values(column, lambda _, nested: F.to_json(nested, {"ignoreNullFields": "false"}))
+        column = F.transform_values(column, lambda _, nested: F.to_json(nested, _JSON))
     return F.to_json(column.cast("map<string,string>"))
 
 
+_JSON = {"ignoreNullFields": "false", **pipeline_rows.JSON_TIMES}
 _NESTED = (sql_types.ArrayType, sql_types.MapType, sql_types.StructType)
 
 
@@ -174,7 +175,7 @@ def _body(messages: DataFrame, name: str | None) -> Column:
         return column.cast("binary")
     if isinstance(data_type, (*_NESTED, sql_types.VariantType)):
         _refuse_bytes(data_type, "a body that becomes JSON")
-        return F.to_json(column, {"ignoreNullFields": "false"}).cast("binary")
+        return F.to_json(column, _JSON).cast("binary")
     raise PipelineError(f"a body must be binary, a text or a struct, not {data_type.simpleString()}")
 
 
@@ -189,7 +190,7 @@ def _original_bytes(messages: DataFrame, columns: ColumnMapping) -> Column:
             # This also works for a value with bytes that are not UTF-8, which JSON cannot represent.
             text = value.cast("string")
             if isinstance(data_type, _NESTED):
-                text = F.when(F.is_valid_utf8(text), F.to_json(value, {"ignoreNullFields": "false"})).otherwise(text)
+                text = F.when(F.is_valid_utf8(text), F.to_json(value, _JSON)).otherwise(text)
             contents[name] = value if isinstance(data_type, sql_types.BinaryType) else text.cast("binary")
     return F.struct(*(contents[name].alias(name) for name in WRITTEN_COLUMNS))
 
