@@ -163,6 +163,19 @@ def test_a_run_that_ends_before_its_commit_changes_nothing(
     assert AuditState(spark, backup).commit_read.version == 2
 
 
+def test_a_state_is_on_this_machine_whatever_the_default_file_system_is(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    live(store, first_day)
+    spark.conf.set("fs.defaultFS", "hdfs://127.0.0.1:1")
+    try:
+        for day in (60, 70):
+            audit(spark, store, minutes(day), state=tmp_path / "state")
+    finally:
+        spark.conf.unset("fs.defaultFS")
+    assert AuditState(spark, tmp_path / "state").commit_read.version == 2
+
+
 def test_a_state_of_another_store_is_refused(spark: SparkSession, store: StoreSpec, tmp_path: Path) -> None:
     other = StoreSpec(f"sqlite:///{tmp_path / 'other.db'}", synchronous="normal")
     for spec in (store, other):
@@ -170,6 +183,9 @@ def test_a_state_of_another_store_is_refused(spark: SparkSession, store: StoreSp
     audit(spark, store, minutes(60), state=tmp_path / "state")
     with pytest.raises(PipelineError, match="is of another store"):
         audit(spark, other, minutes(60), state=tmp_path / "state")
+    tamper(store, "UPDATE record SET message_id = 'other' WHERE seq = (SELECT max(seq) FROM record)")
+    with pytest.raises(PipelineError, match=r"number \d+ is another record now"):
+        audit(spark, store, minutes(60), state=tmp_path / "state")
     tamper(store, "DELETE FROM record")
     with pytest.raises(PipelineError, match="the store has none so high"):
         audit(spark, store, minutes(60), state=tmp_path / "state")

@@ -227,6 +227,26 @@ def test_a_folder_of_something_else_and_another_store_are_refused(
         write_history(spark, store, tmp_path / "lake")
 
 
+def test_a_restored_store_is_refused_and_its_records_are_kept(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    """A position of the time before would let retention remove records that are in no lake."""
+    file, backup = tmp_path / "messages.db", tmp_path / "backup.db"
+    with open_spec(store, create=True) as opened:
+        opened.setup()
+    add(store, "a")
+    shutil.copy(file, backup)
+    add(store, "b", "c")
+    write_history(spark, store, tmp_path / "lake")
+    for name in ("messages.db-wal", "messages.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    shutil.copy(backup, file)
+    add(store, "d", "e", "f")
+    with pytest.raises(PipelineError, match="number 3 is another record now: the store was made anew, restored"):
+        write_history(spark, store, tmp_path / "lake")
+    assert read_positions(store) == ()
+
+
 def test_a_store_that_cannot_be_followed_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NotSupported, match="keep the store in PostgreSQL or SQLite"):
         write_history(spark, StoreSpec("mariadb://me@127.0.0.1:1/db"), tmp_path / "lake")

@@ -2,16 +2,19 @@
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -231,6 +234,58 @@ def test_a_checkpoint_ahead_of_its_store_is_refused(either: StoreSpec) -> None:
     with pytest.raises(PipelineError, match="holds no offset of the format postdate"):
         one.partitions({"value": 3}, {"value": 4})
     one.stop()
+
+
+def test_a_checkpoint_of_the_time_before_a_restore_is_refused(store: StoreSpec, tmp_path: Path) -> None:
+    """The restored file has as many records again, so the checkpoint is not ahead of it."""
+    file, backup = Path(store.address.removeprefix("sqlite:///")), tmp_path / "backup.db"
+    add(store, "a")
+    shutil.copy(file, backup)
+    add(store, "b", "c")
+    before = reader(store)
+    checkpoint = before.latestOffset(before.initialOffset(), ReadAllAvailable())
+    before.stop()
+    for name in ("", "-wal", "-shm"):
+        file.with_name(file.name + name).unlink(missing_ok=True)
+    shutil.copy(backup, file)
+    add(store, "d", "e", "f", "g")
+    after = reader(store)
+    assert checkpoint["next"] < after.latestOffset(after.initialOffset(), ReadAllAvailable())["next"]
+    for use in (lambda: after.latestOffset(checkpoint, ReadAllAvailable()), lambda: after.partitions(checkpoint, {})):
+        with pytest.raises(PipelineError, match="number 3 is another record now: the store was made anew, restored"):
+            use()
+    after.stop()
+
+
+def test_the_last_record_of_a_checkpoint_may_be_removed_and_not_be_another(either: StoreSpec) -> None:
+    add(either, "a", "b")
+    one = reader(either)
+    checkpoint = one.latestOffset(one.initialOffset(), ReadAllAvailable())
+    add(either, "c")
+    number = checkpoint["last"][0]
+    change(either, f"UPDATE record SET message_id = 'x' WHERE {number_column(either)} = {number}")
+    with pytest.raises(PipelineError, match=f"number {number} is another record now"):
+        one.latestOffset(checkpoint, ReadAllAvailable())
+    change(either, f"DELETE FROM record WHERE {number_column(either)} = {number}")
+    assert rows(one, checkpoint, one.latestOffset(checkpoint, ReadAllAvailable())) == ["c"]
+    of_earlier_version = {name: value for name, value in checkpoint.items() if name != "last"}
+    assert rows(one, of_earlier_version, one.latestOffset(of_earlier_version, ReadAllAvailable())) == ["c"]
+    one.stop()
+
+
+def number_column(spec: StoreSpec) -> str:
+    return "seq" if spec.schema is None else "number"
+
+
+def change(spec: StoreSpec, statement: str) -> None:
+    """Run a statement on the database of a store, in its schema."""
+    if spec.schema is None:
+        with closing(sqlite3.connect(spec.address.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute(statement)
+    else:
+        with psycopg.connect(spec.address) as connection:
+            connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(spec.schema)))
+            connection.execute(statement.encode())
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

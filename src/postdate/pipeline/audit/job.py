@@ -191,7 +191,7 @@ def _judge_since(
     """Judge the messages with records since the last audit, and those that had not ended then."""
     before, spark = state.commit_read, state.spark
     stream = stack.enter_context(closing(open_stream(endpoint.store)))
-    state.check_store(stream.identity, stream.location, stream.next_number())
+    state.check_store(stream)
     since = datetime.fromisoformat(before.as_of) if before.version else None
     with ExitStack() as reading:
         events = read_events_since(reading, spark, endpoint, stream, before.position, partitions)
@@ -209,13 +209,7 @@ def _judge_since(
         lambda width: totals.merge_curves([judged.curve], width),
         pruned,
         since,
-        lambda: state.commit(
-            judged.next_state,
-            identity=stream.identity,
-            location=stream.location,
-            position=events.end,
-            as_of=as_of.isoformat(),
-        ),
+        lambda: state.commit(judged.next_state, stream, position=events.end, as_of=as_of.isoformat()),
     )
 
 

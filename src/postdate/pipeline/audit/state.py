@@ -35,6 +35,9 @@ from postdate.pipeline.audit.reading import checkpoint_frame
 from postdate.pipeline.audit.summaries import COUNTS
 from postdate.pipeline.audit.totals import count_curve, count_totals, merge_curves, merge_totals
 from postdate.pipeline.failures import shorten_errors
+from postdate.pipeline.outputs import url_of
+from postdate.pipeline.source.streaming import LastRecord, find_restore, read_last_record
+from postdate.ports.scanning import RecordStreamStore
 
 CURVE_SECONDS = 60
 """Length of one interval of the curve that a state carries on."""
@@ -54,6 +57,7 @@ class Commit:
         identity: of the store.
         location: of the store, for people.
         position: number of the first record that was not read.
+        last: the last record that was read.
         as_of: instant of the audit, ISO 8601.
         began: instant of the first audit with this state, ISO 8601.
         folder: name of the folder with the data of this version.
@@ -68,6 +72,7 @@ class Commit:
     began: str = ""
     folder: str = ""
     settled: tuple[str, ...] = ()
+    last: LastRecord = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +100,23 @@ class AuditState:
         self.location = str(location)
         if "://" not in self.location:
             self.location = str(Path(self.location).expanduser().absolute())
+        self._url = url_of(location)
+        """The location as Spark takes it, also where Spark's default file system is another."""
         self.commit_read = self._read_commit()
 
-    def check_store(self, identity: str, location: str, next_number: int) -> None:
-        """Raise PipelineError if the state is of another store, or if the store has lost records since."""
-        last = self.commit_read
-        if last.version and last.identity != identity:
+    def check_store(self, stream: RecordStreamStore) -> None:
+        """Raise PipelineError if the state is of another store, or if the store was restored or lost records since."""
+        before = self.commit_read
+        if before.version and before.identity != stream.identity:
             raise PipelineError(
-                f"the state in {self.location} is of another store ({last.location}) than the one to audit "
-                f"({location}), or the store was made anew or restored since; name that store, or a new folder"
+                f"the state in {self.location} is of another store ({before.location}) than the one to audit "
+                f"({stream.location}), or the store was made anew or restored since; name that store, or a new folder"
             )
-        if last.position > next_number:
+        if restore := find_restore(stream, before.position, before.last):
             raise PipelineError(
-                f"the state in {self.location} has the records of {location} up to number {last.position - 1}, and "
-                f"the store has none so high: it was made anew, restored, or its records were removed; name a new "
-                f"folder"
+                f"the state in {self.location} has the records of {stream.location} up to number "
+                f"{before.position - 1}, and {restore}: the store was made anew, restored, or its records were "
+                f"removed; name a new folder"
             )
 
     def read(self, name: str) -> DataFrame | None:
@@ -119,28 +126,28 @@ class AuditState:
     def read_settled(self) -> DataFrame | None:
         """Return all settled messages, each as often as it was settled, with the ``run`` in which that was."""
         frames = [
-            self.spark.read.parquet(f"{self.location}/data/{folder}/settled").withColumn("run", F.lit(number))
+            self.spark.read.parquet(f"{self._url}/data/{folder}/settled").withColumn("run", F.lit(number))
             for number, folder in enumerate(self.commit_read.settled)
         ]
         return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
 
-    def commit(self, frames: dict[str, DataFrame], *, identity: str, location: str, position: int, as_of: str) -> None:
+    def commit(self, frames: dict[str, DataFrame], stream: RecordStreamStore, *, position: int, as_of: str) -> None:
         """Write the next version. Until the last step, the version that was read stays the present one."""
         before = self.commit_read
         folder = f"{before.version + 1}-{uuid.uuid4().hex[:12]}"
         for name, frame in frames.items():
-            frame.write.parquet(f"{self.location}/data/{folder}/{name}")
+            frame.write.parquet(f"{self._url}/data/{folder}/{name}")
         after = Commit(
-            before.version + 1, identity, location, position, as_of, before.began or as_of, folder,
-            (*before.settled, folder),
+            before.version + 1, stream.identity, stream.location, position, as_of, before.began or as_of, folder,
+            (*before.settled, folder), read_last_record(stream, position),
         )  # fmt: skip
         row = self.spark.createDataFrame([(json.dumps({"format": _FORMAT, **asdict(after)}),)], "value string")
         # The folder has a name of its own, because a run that was killed here has left one, which stays empty.
-        row.coalesce(1).write.text(f"{self.location}/commits/{folder}")
+        row.coalesce(1).write.text(f"{self._url}/commits/{folder}")
         self._remove_old_data(after)
 
     def _path(self, name: str) -> str:
-        return f"{self.location}/data/{self.commit_read.folder}/{name}"
+        return f"{self._url}/data/{self.commit_read.folder}/{name}"
 
     def _read_commit(self) -> Commit:
         if "://" not in self.location:
@@ -152,14 +159,15 @@ class AuditState:
             values: dict[str, Any] = json.loads(row["value"])
             if (written := values.pop("format")) != _FORMAT:
                 raise PipelineError(f"the state in {self.location} has format {written}, and this version {_FORMAT}")
-            values["settled"] = tuple(values["settled"])
+            values["settled"], last = tuple(values["settled"]), values.get("last")
+            values["last"] = last and (last[0], last[1])
             commits.append(Commit(**values))
         # Of two audits that ran at once, one counts; each is complete in itself.
         return max(commits, key=lambda each: (each.version, each.folder), default=Commit())
 
     def _read_rows(self) -> list[Row]:
         try:
-            return self.spark.read.text(f"{self.location}/commits/*").collect()
+            return self.spark.read.text(f"{self._url}/commits/*").collect()
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise

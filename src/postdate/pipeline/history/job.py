@@ -35,7 +35,7 @@ from postdate.pipeline.plain import to_plain
 from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.session import check_utc
 from postdate.pipeline.source.options import DEFAULT_PARTITIONS
-from postdate.pipeline.source.streaming import FollowPlan, RecordStreamReader, open_stream
+from postdate.pipeline.source.streaming import FollowPlan, RecordStreamReader, find_restore, open_stream
 from postdate.pipeline.stores import OpenStore, StoreSpec, open_in_task, open_spec
 from postdate.ports import StreamableStore, StreamPosition
 
@@ -115,15 +115,18 @@ def write_history(  # noqa: PLR0913 - what to follow, where to, and how
     check_utc(spark)
     place, stop = Lake.at(lake, checkpoint), stop or threading.Event()
     with closing(open_stream(store)) as stream:
-        identity, location, end = stream.identity, stream.location, stream.next_number()
+        identity, location = stream.identity, stream.location
     with place.lock(spark):
         mark = place.bind(spark, identity, location)
         run = _Run(spark, store, place, place.position_name(mark))
         first = run.committed
-        if run.next > end:
+        # Before the position is reported: retention would remove records of the restored store that no lake has.
+        with closing(open_stream(store)) as stream:
+            restore = find_restore(stream, run.next, None if first is None else first.last)
+        if restore:
             raise PipelineError(
-                f"{place.location} has the records of {location} up to number {run.next - 1}, and the store has none "
-                f"so high: it was made anew, restored, or its records were removed; name a new folder"
+                f"{place.location} has the records of {location} up to number {run.next - 1}, and {restore}: the "
+                f"store was made anew, restored, or its records were removed; name a new folder"
             )
         if first is not None and run.name not in {each.name for each in read_positions(store)}:
             log.warning(

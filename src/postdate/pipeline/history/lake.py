@@ -33,6 +33,7 @@ from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.outputs import is_uri, url_of
 from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.session import is_connect
+from postdate.pipeline.source.streaming import LastRecord
 from postdate.pipeline.sweep import bind_checkpoint
 
 COLUMNS: Final = tuple(arrow_schema("records").names)
@@ -69,10 +70,12 @@ class Committed:
     Args:
         batch: its number.
         next: number of the first record that is in no committed micro-batch.
+        last: the last record that is in one.
     """
 
     batch: int
     next: int
+    last: LastRecord = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,9 @@ class Lake:
         for text in _read_texts(spark, f"{self.checkpoint}/offsets/{batch}"):
             for line in text.splitlines():
                 if '"next"' in line:
-                    return Committed(batch, int(json.loads(line)["next"]))
+                    offset = json.loads(line)
+                    last = offset.get("last")
+                    return Committed(batch, int(offset["next"]), last and (last[0], last[1]))
         raise PipelineError(f"the checkpoint {self.checkpoint} has no offset of its micro-batch {batch}: it is damaged")
 
     def read_records(self, spark: SparkSession) -> DataFrame:

@@ -6,6 +6,7 @@ of it read on executors.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ from postdate.wiring.sources import open_record_stream
 
 WRITER_TIMEOUT_SECONDS: Final = 10.0
 """How long a run over the available records waits for transactions that were open when the run began."""
+
+_LAST_WITHIN_NUMBERS: Final = 100
+"""The last record that was read is looked for among so many numbers. Numbers may have gaps."""
 
 _POLL_SECONDS: Final = 0.02
 _FEWEST_NUMBERS_IN_A_SHARE: Final = 1_000
@@ -109,10 +113,45 @@ def wait_for_safe_end(stream: RecordStreamStore) -> int:
     return min(target, end)
 
 
+# --- is it still the store that was read before? ----------------------------------------------------------------------
+
+LastRecord = tuple[int, str] | None
+"""The last record that a reader has read: its number and a fingerprint. ``None``: unknown.
+
+The identity of a store stays the same when a backup is put in its place. But then the numbers begin again at those of
+the backup, so the same number is soon another record.
+"""
+
+
+def read_last_record(stream: RecordStreamStore, end: int) -> LastRecord:
+    """Return the last record below ``end``, which is at most the safe end; ``None`` if none is near."""
+    return max(_fingerprints(stream, max(end - _LAST_WITHIN_NUMBERS, 0), end).items(), default=None)
+
+
+def find_restore(stream: RecordStreamStore, end: int, last: LastRecord) -> str | None:
+    """Return what shows that the store is not the one whose records below ``end`` were read; ``None``: nothing does.
+
+    A record that retention has removed shows nothing.
+    """
+    if end > stream.next_number():
+        return "the store has none so high"
+    if last is not None and _fingerprints(stream, last[0], last[0] + 1).get(last[0], last[1]) != last[1]:
+        return f"number {last[0]} is another record now"
+    return None
+
+
+def _fingerprints(stream: RecordStreamStore, first: int, end: int) -> dict[int, str]:
+    pages = stream.read_records(first, end, ("number", "kind", "message_id", "at"), PAGE_ROWS)
+    return {
+        number: hashlib.sha256(repr(content).encode()).hexdigest()[:16] for page in pages for number, *content in page
+    }
+
+
 class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the records by their numbers.
 
-    An offset is ``{"store": identity, "where": text for people, "next": number}``: lower numbers have been read.
+    An offset is ``{"store": identity, "where": text for people, "next": number, "last": LastRecord}``: lower numbers
+    have been read.
     """
 
     def __init__(self, plan: FollowPlan) -> None:
@@ -142,7 +181,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = max(self._open_stream().safe_end() if self._target is None else self._target, first)
         if isinstance(limit, ReadMaxRows):  # Numbers may have gaps, so a range has at most as many rows as numbers.
             end = min(end, first + limit.max_rows)
-        return self._offset(end)
+        return self._offset(end, read_last_record(self._open_stream(), end)) if end > first else start
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of all numbers in use. The progress of the query uses it to show how much is unread."""
@@ -164,9 +203,9 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if stream is not None:
             stream.close()
 
-    def _offset(self, number: int) -> dict[str, Any]:
+    def _offset(self, number: int, last: LastRecord = None) -> dict[str, Any]:
         stream = self._open_stream()
-        return {"store": stream.identity, "where": stream.location, "next": number}
+        return {"store": stream.identity, "where": stream.location, "next": number, "last": last and [*last]}
 
     def _number_of(self, offset: Mapping[str, Any]) -> int:
         """Return the number of an offset, which may come from a checkpoint.
@@ -186,12 +225,11 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"query a "
                 f"new checkpoint, with which it begins at startingAt"
             )
-        number = int(offset["next"])
-        if number > stream.next_number():
+        number, last = int(offset["next"]), offset.get("last")
+        if restore := find_restore(stream, number, last and (last[0], last[1])):
             raise PipelineError(
-                f"the query has read the records of {stream.location} up to number {number - 1}, and the store has "
-                f"none "
-                f"so high: it was made anew, restored, or its records were removed; give the query a new checkpoint, "
-                f"with which it begins at startingAt"
+                f"the query has read the records of {stream.location} up to number {number - 1}, and {restore}: the "
+                f"store was made anew, restored, or its records were removed; give the query a new checkpoint, with "
+                f"which it begins at startingAt"
             )
         return number
