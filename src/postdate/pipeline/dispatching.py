@@ -10,7 +10,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ from postdate.core.due.finishing import NO_JOURNAL, Journal
 from postdate.core.due.moving import due_work
 from postdate.core.due.poller import DueWork, Poller, PollResult
 from postdate.core.health.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
-from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, DispatchSettings, Host
+from postdate.core.recoverability import BYTES_IN_FLIGHT, LONGEST_OUTAGE_DELAY, DispatchSettings, Host
 from postdate.core.upkeep.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import RECEIVE_BREAKER, run_timers
@@ -59,6 +59,11 @@ class SweepSpec:
         transport_settings: settings of the transport's adapter.
         error_queue: the queue for messages that cannot be sent.
         number_of_retries: number of attempts after the first.
+        errors_return_to_destination: see :class:`postdate.core.due.recovery.DispatchSettings`.
+        bytes_in_flight: bytes of the bodies that each task sends at once to queues elsewhere.
+        missing_queue_wait: how long each task of a continuous sweep lets messages wait for a queue that does not exist.
+            Then they go to the error queue. A task that ends earlier leaves them in the store. A sweep of what is due
+            now does not wait.
         patience: how long the store, or every destination, may fail before the job fails.
     """
 
@@ -67,6 +72,9 @@ class SweepSpec:
     transport_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error_queue: str = "error"
     number_of_retries: int = 0
+    errors_return_to_destination: bool = False
+    bytes_in_flight: int = BYTES_IN_FLIGHT
+    missing_queue_wait: timedelta = timedelta(0)
     patience: timedelta = RECEIVE_BREAKER
 
     def __post_init__(self) -> None:
@@ -82,14 +90,17 @@ class SweepSpec:
         Raises:
             ConfigurationError: this store or these queues do not have a setting.
         """
-        transport_section = settings.transport
+        transport_section, delays = settings.transport, settings.delayed_delivery
         return cls(
             store=StoreSpec.of(settings),
             transport=transport_section.address.reference or str(transport_section.address),
             transport_settings=transport_settings(settings, create=False),
-            error_queue=settings.endpoint.error_queue,
-            number_of_retries=settings.delayed_delivery.number_of_retries,
-            patience=settings.delayed_delivery.time_to_trigger_fetch_circuit_breaker,
+            error_queue=delays.poison_queue or settings.endpoint.error_queue,
+            number_of_retries=delays.number_of_retries,
+            errors_return_to_destination=delays.errors_return_to == "destination",
+            bytes_in_flight=delays.bytes_in_flight,
+            missing_queue_wait=delays.missing_queue_wait,
+            patience=delays.time_to_trigger_fetch_circuit_breaker,
         )
 
     def open_transport(self) -> Transport:
@@ -243,7 +254,15 @@ async def _open_machine(spec: SweepSpec, counts: CountedMetrics, journal: Journa
         fetching = RepeatedFailures("SweepFetch", "cannot claim due messages", spec.patience, add_trip_error)
         sending = _SendBreaker("SweepDispatch", "cannot send due messages", spec.patience, add_trip_error)
         rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, add_trip_error)
-        settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
+        settings = DispatchSettings(
+            timeouts_queue(endpoint),
+            spec.error_queue,
+            spec.number_of_retries,
+            Host(endpoint),
+            errors_return_to_destination=spec.errors_return_to_destination,
+            bytes_in_flight=spec.bytes_in_flight,
+            missing_queue_wait=spec.missing_queue_wait,
+        )
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
         work = due_work(store, transport, dispatcher, clock, counts, journal)
         work_of_machine = _LedgerLimitedWork(work, journal) if isinstance(journal, DispatchJournal) else work
@@ -319,6 +338,8 @@ async def _poll_for(machine: _Machine, seconds: float, stop: Callable[[], bool])
 async def _run(
     spec: SweepSpec, counts: CountedMetrics, journal: Journal, seconds: float | None, stop: Callable[[], bool]
 ) -> None:
+    if seconds is None:  # A sweep that ends cannot wait: it would end well, and leave messages that it does not count.
+        spec = replace(spec, missing_queue_wait=timedelta(0))
     async with _open_machine(spec, counts, journal) as machine:
         await (_drain(machine) if seconds is None else _poll_for(machine, seconds, stop))
 

@@ -19,11 +19,13 @@ from tests.waiting import Eventually
 from postdate import DelayedMessage, LocalTransport, SystemClock
 from postdate.cli.entry import run
 from postdate.cli.pipeline import sweep as command_module
+from postdate.config.sources import load_settings
 from postdate.errors import PipelineError, StoreNotSetUp, TransportUnavailable
 from postdate.pipeline.audit import audit
-from postdate.pipeline.dispatching import SweepSpec
+from postdate.pipeline.dispatching import SweepSpec, sweep_in_thread
 from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.pipeline.sweep import SweepQuery, sweep, sweep_continuously
+from postdate.ports import AdministrableStore
 
 SECOND = timedelta(seconds=1)
 
@@ -80,6 +82,38 @@ def test_once_delivers_what_is_due_and_counts_it(spark: SparkSession, spec: Swee
     again = sweep(spark, spec, slots=2)
     assert (again.delivered, again.failed, again.left, again.is_complete) == (0, 0, 0, True)
     assert _delivered(spec) == 3_000
+
+
+@pytest.mark.parametrize(("seconds", "kinds"), [(0.5, []), (None, ["failed"])])
+def test_only_who_goes_on_waits_for_a_queue_as_a_service_does(
+    path: Path, seconds: float | None, kinds: list[str]
+) -> None:
+    """Who ends would leave the message behind, and say that all is done."""
+    spec = made(path, missing_queue_wait=timedelta(minutes=10))
+    put(spec, ["early bird"], destination="not-yet")
+    lines = [line for batch in sweep_in_thread(spec, seconds) for line in batch.to_pylist()]
+    assert [line["kind"] for line in lines] == kinds
+    with open_spec(spec.store) as opened:
+        assert isinstance(opened.store, AdministrableStore)
+        assert opened.portal.call(opened.store.statistics, now()).pending == (not kinds)
+
+
+def test_a_sweep_has_the_settings_of_the_service(tmp_path: Path) -> None:
+    (tmp_path / "postdate.toml").write_text(
+        f"""
+        [store]
+        address = "sqlite:///{tmp_path}/messages.db"
+        [delayed_delivery]
+        poison_queue = "poison"
+        errors_return_to = "destination"
+        bytes_in_flight = 1000000
+        missing_queue_wait = "3m"
+        number_of_retries = 2
+        """
+    )
+    spec = SweepSpec.of(load_settings(tmp_path / "postdate.toml", {}))
+    assert (spec.error_queue, spec.errors_return_to_destination, spec.number_of_retries) == ("poison", True, 2)
+    assert (spec.bytes_in_flight, spec.missing_queue_wait) == (1_000_000, timedelta(minutes=3))
 
 
 def test_a_ledger_is_added_to_and_the_audit_reads_it(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
