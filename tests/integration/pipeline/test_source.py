@@ -157,6 +157,23 @@ async def test_what_is_written_to_queues_is_there_at_once_and_once(spark: SparkS
     assert read(spark, store).count() == 0
 
 
+async def test_messages_that_go_to_the_error_queue_are_told_after_all_tasks(
+    spark: SparkSession, store: StoreSpec
+) -> None:
+    """A task that fails is repeated by Spark, and then finds nothing to do."""
+    await make_queues(store, "orders", "error")
+    rows = messages(spark, 4).drop("due", "expires_at")
+    rows = rows.withColumn("destination", F.expr("if(message_id = 'm1', 'nowhere', destination)"))
+    writes = rows.write.format("postdate").options(store=store.address, synchronous="normal", what="queued")
+    with pytest.raises(PySparkException, match=r"1 messages could not be sent and are in the error queue 'error'"):
+        writes.mode("append").save()
+    queued = read(spark, store, what="queued").collect()
+    assert sorted((row.message_id, row.queue) for row in queued if row.queue == "orders") == [
+        (f"m{n}", "orders") for n in (0, 2, 3)
+    ]
+    assert [row.queue for row in queued if row.queue != "orders"] == ["error"]
+
+
 # --- headers ----------------------------------------------------------------------------------------------------------
 
 some_text = st.text(st.sampled_from('ab"\\\n\x01ü{},:'), max_size=4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import DataType, DateType, StringType, StructType, TimestampNTZType
+from typing_extensions import override
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
@@ -86,6 +87,17 @@ def _wrong_type(name: str, kind: DataType) -> str:
             return f"{text}: F.col('{name}').cast('{_COLUMN_TYPES[name][0]}')"
 
 
+@dataclass(frozen=True)
+class _TaskResult(WriterCommitMessage):
+    """The result of a task, which Spark hands to the driver.
+
+    Args:
+        error_copies: number of messages that the task has sent to the error queue.
+    """
+
+    error_copies: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class WritePlan:
     """Where to write, as a value that is sent to executors.
@@ -119,14 +131,20 @@ class WritePlan:
                 for start in range(0, batch.num_rows, self.batch):
                     _store_part(store, self._add_due_times(batch.slice(start, self.batch), now), now, rows + start)
                 rows += batch.num_rows
-        if self.sweep is not None and rows:
-            counts = drain_due(self.sweep)
-            if counts["failed"]:
-                raise PipelineError(
-                    f"{counts['failed']:,} messages could not be sent and are in the error queue "
-                    f"{self.sweep.error_queue!r}; `postdate errors list` says why"
-                )
-        return WriterCommitMessage()
+        return _TaskResult(drain_due(self.sweep)["failed"] if self.sweep is not None and rows else 0)
+
+    def check_results(self, results: Sequence[WriterCommitMessage | None]) -> None:
+        """Raise PipelineError if messages went to the error queue.
+
+        This runs on the driver. A task does not raise it: Spark would repeat the task, which finds its messages stored
+        and sent, and nobody would hear of the error.
+        """
+        error_copies = sum(result.error_copies for result in results if isinstance(result, _TaskResult))
+        if self.sweep is not None and error_copies:
+            raise PipelineError(
+                f"{error_copies:,} messages could not be sent and are in the error queue {self.sweep.error_queue!r}; "
+                f"`postdate errors list --queue {self.sweep.error_queue}` says why"
+            )
 
     def _add_due_times(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
         if self.sweep is None:
@@ -150,6 +168,11 @@ class StoreWriter(DataSourceArrowWriter):
         """Store the rows of a task. This runs on executors, once a task."""
         return self._plan.store_rows(iterator, self._now)
 
+    @override
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """End the job. Raise PipelineError if messages went to the error queue; all others are stored and sent."""
+        self._plan.check_results(messages)
+
 
 class StreamStoreWriter(DataSourceStreamArrowWriter):
     """Stores the messages of each micro-batch, idempotent by id: a repeated micro-batch stores nothing twice.
@@ -164,6 +187,14 @@ class StreamStoreWriter(DataSourceStreamArrowWriter):
         """Store the rows of a task. This runs on executors, once a task of a micro-batch."""
         self._plan.create_tables()
         return self._plan.store_rows(iterator, SystemClock().now())
+
+    @override
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """End a micro-batch. Raise PipelineError if messages went to the error queue; all others are stored and sent.
+
+        The query then fails. Started again, it repeats the micro-batch, which sends nothing again, and goes on.
+        """
+        self._plan.check_results(messages)
 
 
 def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> None:
