@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import NAME, DryRun, Use, command, create_group
+from postdate.cli.command import NAME, DryRun, Use, command, create_group, option
 from postdate.cli.output import escape_control_characters, print_pairs, print_table
-from postdate.cli.pipeline.common import Partitions, SparkOptions, app, run_on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
 from postdate.cli.pipeline.schedule import InputOptions, Sources, TasksOfInput, report_scheduled
 
 if TYPE_CHECKING:
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 loads = create_group("loads", "What waits under the names that schedule --load has given.")
 app.add_typer(loads)
 
+_Tasks = Annotated[
+    int | None,
+    option("--partitions", "Tasks that read at once; default: as many as Spark runs.", min=1, metavar="N"),
+]
+
 LoadName = Annotated[str, typer.Argument(parser=NAME, metavar="NAME", help="Name of the load.")]
 
 
 @command(loads, "list")
-def list_all(use: Use, partitions: Partitions = None, *, cluster: SparkOptions) -> None:
+def list_all(use: Use, partitions: _Tasks = None, *, cluster: SparkOptions) -> None:
     """List the loads that have pending messages."""
     store = store_of(use)
 
@@ -45,7 +50,7 @@ def _print_list(result: LoadList) -> None:
 
 
 @command(loads, "show")
-def show(use: Use, name: LoadName, partitions: Partitions = None, *, cluster: SparkOptions) -> None:
+def show(use: Use, name: LoadName, partitions: _Tasks = None, *, cluster: SparkOptions) -> None:
     """Show what waits under a load.
 
     It is counted by queue and day, and the messages that are due first are listed.
@@ -102,7 +107,7 @@ def diff(
 
 @command(loads, "undo")
 def undo(
-    use: Use, name: LoadName, partitions: Partitions = None, dry_run: DryRun = False, *, cluster: SparkOptions
+    use: Use, name: LoadName, partitions: _Tasks = None, dry_run: DryRun = False, *, cluster: SparkOptions
 ) -> None:
     """Cancel everything that waits under a load.
 
