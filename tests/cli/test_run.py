@@ -247,6 +247,19 @@ def test_without_setup_it_does_not_start_where_a_queue_is_missing(cli, own_folde
     assert "'postdate': failures; run `postdate setup`" in ran.err
 
 
+def test_without_setup_it_needs_the_poison_queue_instead_of_the_error_queue(cli, service, own_folder):
+    """The queue that setup creates, and no other."""
+    (own_folder / "postdate.toml").write_text('[delayed_delivery]\npoison_queue = "poison"\n')
+    assert "error" not in cli.ok("setup", "--json").json["queues"]
+    running = service("--no-setup")
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0
+    (own_folder / "postdate.toml").write_text('[delayed_delivery]\npoison_queue = "other"\n')
+    ran = cli("run", "--no-setup")
+    assert ran.status == 3
+    assert "'postdate': other; run `postdate setup`" in ran.err
+
+
 def test_ready_is_said_once_and_last_to_the_service_manager_too(service, own_folder, monkeypatch):
     """On systemd's socket, where that is asked for; and when it stops."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:

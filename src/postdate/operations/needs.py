@@ -11,7 +11,7 @@ from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import NotSupported, PostdateError, QueueNotFound, StoreNotSetUp
 from postdate.ports.limits import LimitingStore
-from postdate.wiring import OpenDeployment, delay_exchange, dispatcher_queues, intake_queues, locate_errors
+from postdate.wiring import OpenDeployment, delay_exchange, intake_queues, locate_errors, service_queues
 
 
 def require_administrable(deployment: OpenDeployment, purpose: str) -> ports.AdministrableStore:
@@ -135,10 +135,10 @@ async def check_setup(deployment: OpenDeployment) -> None:
         for endpoint, timeouts in deployment.timeouts.items():
             await timeouts.initialize(endpoint)
             await timeouts.next_chunk(now, now, 1)
-    dispatching = dispatcher_queues(settings, deployment.transport.capabilities)
-    needed_queues = [*all_intake_queues(settings, deployment.transport), *dispatching, settings.endpoint.error_queue]
-    existing_queues = await read_queue_lengths(deployment, needed_queues)
-    missing = [name for name in needed_queues if existing_queues is not None and name not in existing_queues]
+    needed = service_queues(settings, deployment.transport.capabilities)
+    needed = list(dict.fromkeys([*all_intake_queues(settings, deployment.transport), *needed]))
+    existing_queues = await read_queue_lengths(deployment, needed)
+    missing = [name for name in needed if existing_queues is not None and name not in existing_queues]
     if missing:
         origin = settings.origin("transport.address")
         raise StoreNotSetUp(

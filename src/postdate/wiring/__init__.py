@@ -27,6 +27,7 @@ from postdate.wiring.deployment import (
     dispatcher_queues as dispatcher_queues,
     intake_queues as intake_queues,
     is_enabled as is_enabled,
+    service_queues as service_queues,
     open_outbox as open_outbox,
     open_saga_store as open_saga_store,
     open_timeouts as open_timeouts,

@@ -398,7 +398,12 @@ def _check_exists(key: str, address: Address, settings: Settings) -> None:
 
 
 def own_queues(settings: Settings, capabilities: ports.TransportCapabilities) -> list[str]:
-    """Return the queues that the service needs, and the queues that the settings name.
+    """Return the queues that the service needs, and the queues that the settings name."""
+    return list(dict.fromkeys([*service_queues(settings, capabilities), *settings.queues.create]))
+
+
+def service_queues(settings: Settings, capabilities: ports.TransportCapabilities) -> list[str]:
+    """Return the queues that the service needs.
 
     The service handles no messages. So if the settings name a poison queue, no message of delayed delivery goes to the
     error queue.
@@ -408,7 +413,7 @@ def own_queues(settings: Settings, capabilities: ports.TransportCapabilities) ->
     queues = [*intake[:1], delays.poison_queue or error_queue, *intake[1:]] if delays.enabled else intake
     if managed_endpoints(settings):
         queues += [*dispatcher_queues(settings, capabilities), error_queue]
-    return list(dict.fromkeys([*queues, *settings.queues.create]))
+    return queues
 
 
 def intake_queues(settings: Settings, capabilities: ports.TransportCapabilities) -> list[str]:
