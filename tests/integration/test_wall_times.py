@@ -730,6 +730,36 @@ async def test_what_comes_through_a_queue_goes_by_the_rules_of_the_service(tmp_p
     await store.close()
 
 
+async def test_an_intake_sees_newer_rules_of_the_store_at_once_where_the_sender_has_them(
+    tmp_path: Path, rules: Change
+) -> None:
+    """For a minute it went by the rules of its own files, and sent a message early (simulator, seed 41005612)."""
+    store: Any = open_store(f"sqlite:///{tmp_path / 'shop.db'}")
+    transport, delivery = MemoryTransport(), DelayedDelivery(store)
+    endpoint = Endpoint("shop", transport=transport, delayed_delivery=delivery, error_queue="error")
+    await transport.create_queues(["shop.timeouts", "error"])
+
+    def outgoing(message_id: str) -> Any:
+        send_options = SendOptions(**FOLLOWS, deliver_at="2999-07-01 09:00", message_id=message_id)
+        return endpoint.outgoing.create(b"", send_options)
+
+    async def due_of(message_id: str) -> datetime:
+        return (await until(lambda: store.get(message_id))).due
+
+    rules(PARIS, "2099a")
+    async with endpoint:
+        await endpoint.outgoing.send([outgoing("before")])
+        assert await due_of("before") == datetime(2999, 7, 1, 7, tzinfo=UTC)
+        rules("Africa/Algiers", "2099b")  # the files of a sender and of another service
+        daily = wall_times.wall_time_loop(store, VirtualClock())
+        await daily._run_once(daily)
+        after = outgoing("after")
+        rules(PARIS, "2099a")  # those of this service
+        await endpoint.outgoing.send([after])
+        assert await due_of("after") == datetime(2999, 7, 1, 8, tzinfo=UTC)
+    await store.close()
+
+
 @dataclass
 class Order:
     name: str

@@ -166,13 +166,18 @@ class Intake:
     async def _follow_zone(self, message: DelayedMessage, wall_time: WallTime, now: datetime) -> DelayedMessage:
         """Return the message with its due time by the newest rules of its zone, or unchanged if they give none."""
         try:
-            due = wall_time.instant(
-                await self.deadlines.call_in_task(lambda: self._zones.ensure_marker(wall_time.zone, now))
-            )
+            due = wall_time.instant(await self._read_rules(wall_time.zone, now))
+            if message.due != due:
+                # The sender has other rules. If they are newer, the marker may have them since the last minute, and by
+                # the former rules the message may go too early.
+                due = wall_time.instant(await self._read_rules(wall_time.zone, now, at_once=True))
             return message if message.due == due else copy_with_due(message, due, str(wall_time))
         except (errors.InvalidMessage, errors.InvalidTimestamp, errors.NotSupported) as error:
             log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall_time, message.due, error)
             return message
+
+    async def _read_rules(self, zone: str, now: datetime, *, at_once: bool = False) -> bytes:
+        return await self.deadlines.call_in_task(partial(self._zones.ensure_marker, zone, now, at_once=at_once))
 
     async def _store_before_completion(self, message: DelayedMessage, now: datetime) -> bool:
         """Store a message before it is acknowledged. A repetition is no error.

@@ -149,8 +149,10 @@ class ZoneMarkers:
             f"instant, with its offset, and no zone"
         )
 
-    async def ensure_marker(self, zone: str, now: datetime) -> bytes:
-        """Ensure that a zone has its marker, checked once a minute; return the rules by which its messages are due.
+    async def ensure_marker(self, zone: str, now: datetime, *, at_once: bool = False) -> bytes:
+        """Ensure that a zone has its marker; return the rules by which its messages are due.
+
+        The marker is checked once a minute, and now if ``at_once``.
 
         These are the rules of this machine. If its zone files are older than those of the marker, they are the rules of
         the marker: by its own, an intake would send a message early.
@@ -159,7 +161,7 @@ class ZoneMarkers:
             NotSupported, InvalidTimestamp: as :meth:`check_store`, and there is no such zone.
         """
         store, seconds = self.check_store(zone), zones.SOURCE.get().seconds()
-        if seconds - self._marked_at.get(zone, float("-inf")) >= zones.SAME_FOR_SECONDS:
+        if at_once or seconds - self._marked_at.get(zone, float("-inf")) >= zones.SAME_FOR_SECONDS:
             rules = zones.read_rules(zone)
             newest = await ensure_rules(store, zone, [rules.content], rules.version, now)
             self._rules[zone] = newest.content if "" < rules.version < newest.version else rules.content
