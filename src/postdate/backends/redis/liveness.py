@@ -26,11 +26,11 @@ from typing_extensions import override
 from postdate.backends.redis.layout import Part, format_instant
 from postdate.backends.redis.login import RedisLogin, parse_address
 from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, cancel_task, translate
-from postdate.clock import SystemClock
+from postdate.clock import SystemClock, steady_seconds
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
-from postdate.runtime.resource import resource_at
+from postdate.runtime.resource import CallHealth, resource_at
 from postdate.runtime.threads import run_in_thread
 
 # --- subscriptions, on one connection that is renewed while there is a listener ---------------------------------------
@@ -108,19 +108,20 @@ class Subscriptions(forks.ForkAware):
         self._subscription_events.clear()
 
     async def _run(self) -> None:
-        failures = 0
+        failures, login = 0, self._connections.login
+        resource = resource_at(login.identity, login.description)
+        calls = resource.calls("no connection to Redis for notifications", log, logging.WARNING)
         while True:
             try:
-                await self._listen_on_connection()
+                await self._listen_on_connection(calls)
             except (RedisError, OSError) as error:
                 failures = 0 if self._was_connected else failures + 1
-                if failures == 0:
-                    log.info("not listening to %s for now: %s", self._connections.login.description, error)
                 self._failure = error
+                calls.report_failure(translate(error, STORE, login.description), steady_seconds())
             pauses = _CONNECT_AGAIN_AFTER_SECONDS
             await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
 
-    async def _listen_on_connection(self) -> None:
+    async def _listen_on_connection(self, calls: CallHealth) -> None:
         """Read from one connection until it is lost."""
         self._was_connected = False
         connection = await self._connections.open_connection()
@@ -130,6 +131,7 @@ class Subscriptions(forks.ForkAware):
                 name: self._subscription_events.get(name, asyncio.Event()) for name in self._callbacks
             }
             await self._subscribe(*self._callbacks)
+            calls.report_success(steady_seconds())
             await self._read_messages(connection)
         finally:
             self._connection = None
