@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.rows import JSON_TIMES
+from postdate.pipeline.rows import TIME_FORMATS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +63,7 @@ class NewFolder:
         """Write a frame to the folder, once."""
         mode = "overwrite" if self.exists_empty else "error"
         with shorten_errors(f"{self.location} cannot be written"):
-            frame.write.mode(mode).format(output_format).options(**JSON_TIMES, **options).save(self.url)
+            frame.write.mode(mode).format(output_format).options(**TIME_FORMATS, **options).save(self.url)
 
 
 def check_new_path(location: str | Path, subject: str) -> None:

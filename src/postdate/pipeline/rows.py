@@ -55,13 +55,13 @@ INSTANT = pa.timestamp("us", tz="UTC")
 CALENDAR = to_microseconds(EARLIEST), to_microseconds(LATEST)
 """The years 1 to 9999, which are valid for a message: the first and the last microsecond, counted from 1970."""
 
-JSON_TIMES: Mapping[str, str] = MappingProxyType(
+TIME_FORMATS: Mapping[str, str] = MappingProxyType(
     {
         "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]",
         "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
     }
 )
-"""Options of Spark for JSON with times in microseconds. Its own default cuts them to milliseconds."""
+"""Options of Spark for JSON and CSV with times in microseconds. Its own default cuts them to milliseconds."""
 
 _HEADERS = pa.map_(pa.string(), pa.string())
 

@@ -33,7 +33,7 @@ from postdate.pipeline.delay.slot import CancelOptions
 from postdate.pipeline.delay.waiting import check_waiting
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.outputs import hadoop_files
-from postdate.pipeline.rows import JSON_TIMES, quote_name
+from postdate.pipeline.rows import TIME_FORMATS, quote_name
 from postdate.pipeline.session import check_utc, is_connect
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -301,7 +301,7 @@ def run_delay(
     reopen_last_batch(source.sparkSession, target.checkpoint)
     trigger_text = f"{target.trigger // timedelta(milliseconds=1)} milliseconds"
     writer = rows.writeStream.outputMode("append").trigger(processingTime=trigger_text).format(target.format)
-    writer = writer.options(**JSON_TIMES)
+    writer = writer.options(**TIME_FORMATS)
     with shorten_errors(f"cannot delay rows into {target.path!r}"):
         return writer.option("checkpointLocation", target.checkpoint).start(target.path)
 

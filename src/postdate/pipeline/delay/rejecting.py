@@ -23,7 +23,7 @@ from pyspark.sql.types import AtomicType, BinaryType, NullType, StringType
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.files import ORIGIN, ORIGIN_FIELD
-from postdate.pipeline.rows import JSON_TIMES, Batches, quote_name
+from postdate.pipeline.rows import TIME_FORMATS, Batches, quote_name
 
 MOST_ROW_BYTES: Final = 32 << 20
 """A larger row is rejected. A task gathers about as many bytes of rows while it packs them."""
@@ -119,7 +119,8 @@ def write_rejected(
         PipelineError: the query cannot start.
     """
     frames = [rejected] if isinstance(rejected, DataFrame) else rejected
-    writer = reduce(DataFrame.unionByName, frames).writeStream.outputMode("append").format(format).options(**JSON_TIMES)
+    writer = reduce(DataFrame.unionByName, frames).writeStream.outputMode("append").format(format)
+    writer = writer.options(**TIME_FORMATS)
     writer = writer.trigger(processingTime=f"{trigger // timedelta(milliseconds=1)} milliseconds")
     with shorten_errors(f"cannot write rejected rows into {path!r}"):
         return writer.option("checkpointLocation", f"{checkpoint.rstrip('/')}/rejected").start(path)
@@ -138,7 +139,7 @@ def _row_bytes(df: DataFrame, columns: list[str]) -> Column:
 
 
 def _rejected_rows(rows: DataFrame, columns: list[str], reason: Column) -> DataFrame:
-    as_json = F.encode(F.to_json(F.struct(*map(quote_name, columns)), dict(JSON_TIMES)), "UTF-8")
+    as_json = F.encode(F.to_json(F.struct(*map(quote_name, columns)), dict(TIME_FORMATS)), "UTF-8")
     details = F.create_map(*(F.lit(text) for pair in _DETAILS.items() for text in pair))
     if ORIGIN in rows.columns:
         origin = F.col(ORIGIN)

@@ -125,7 +125,7 @@ def _headers(messages: DataFrame, name: str | None) -> Column:
         return F.when(F.trim(column) != "", column)
     if isinstance(data_type, sql_types.StructType | sql_types.VariantType):
         _refuse_bytes(data_type, "headers")
-        return F.to_json(column, dict(pipeline_rows.JSON_TIMES))
+        return F.to_json(column, dict(pipeline_rows.TIME_FORMATS))
     if not isinstance(data_type, sql_types.MapType):
         raise PipelineError(f"headers must be a map, a struct or a text, not {data_type.simpleString()}")
     value = data_type.valueType
@@ -137,7 +137,7 @@ def _headers(messages: DataFrame, name: str | None) -> Column:
     return F.to_json(column.cast("map<string,string>"))
 
 
-_JSON = {"ignoreNullFields": "false", **pipeline_rows.JSON_TIMES}
+_JSON = {"ignoreNullFields": "false", **pipeline_rows.TIME_FORMATS}
 _NESTED = (sql_types.ArrayType, sql_types.MapType, sql_types.StructType)
 
 
