@@ -215,8 +215,8 @@ async def _reuse_row(store: ClaimingStore, message: DelayedMessage, now: datetim
 
     The row may have failed, and this message may be its error copy, returned before the row was removed. The process
     that claimed the row may remove it at any moment, so a claimed row does not stand for the message. A row without a
-    claim is rescheduled to now, which distinguishes it from the failed one. A row before its due time was never
-    claimed and stays unchanged.
+    claim is rescheduled: to now, which distinguishes it from the failed one, or to its own due time if that is later.
+    A row before its due time may be claimed, too, if a clock was set back since.
     """
     if not isinstance(store, AdministrableStore):
         return True
@@ -225,6 +225,7 @@ async def _reuse_row(store: ClaimingStore, message: DelayedMessage, now: datetim
         if row is None:  # delivered since, or failed; if it failed, the message must be stored again
             return await is_stored(store, message)
         try:
-            return row.due >= now or await store.reschedule(row.message_id, now, now)
+            wall_time = row.headers.get(Headers.WALL_TIME) if row.due > now else None
+            return await store.reschedule(row.message_id, max(row.due, now), now, wall_time)
         except errors.InvalidMessage:  # the row has expired, and so has the message
             return True

@@ -172,10 +172,12 @@ class ZoneMarkers:
 async def ensure_rules(
     store: ZoneStore, zone: str, rules: Sequence[bytes], version: str, now: datetime
 ) -> zones.ZoneRules:
-    """Ensure that the marker of a zone exists and contains ``rules``, after the rules that it has already.
+    """Ensure that the marker of a zone exists and contains ``rules``.
 
-    So services search for messages that are due by these rules, sent by a machine with older zone files. The search
-    lasts for some time after the last such message. ``version`` is the version of the files of the first of ``rules``.
+    Rules of newer files come first, before the rules that the marker has already. Then a service with the older files
+    does not move a message of this process back. Other rules come last. So services search for messages that are due by
+    them, sent by a machine with older zone files. The search lasts for some time after the last such message.
+    ``version`` is the version of the files of the first of ``rules``.
 
     Returns:
         The newest rules of the marker.
@@ -196,6 +198,14 @@ async def ensure_rules(
     ]
     has_former = bool(marker_rules) and not all(zones.has_same_rules(each, marker_rules[0], now.year) for each in rules)
     if marker is not None and marker_rules:
+        if "" < marker.headers.get("version", "") < version:
+            if zones.has_same_rules(rules[0], marker_rules[0], now.year):
+                all_rules = [*marker_rules, *new_rules]
+            else:
+                all_rules = [*rules, *(each for each in marker_rules if each not in rules)]
+                moved_count, search_start = 0, now
+            await _write_marker(store, zone, all_rules, version, moved_count, search_start)
+            return zones.ZoneRules(all_rules[0], version)
         version = marker.headers.get("version", "")
     newest = zones.ZoneRules((marker_rules or rules)[0], version)
     if not new_rules and not (has_former and now - search_start > _RENEWED_AFTER):
