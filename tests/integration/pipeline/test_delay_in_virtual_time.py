@@ -434,6 +434,13 @@ def test_a_cancel_works_as_long_as_what_it_cancels_waits_and_is_forgotten_then()
         stream.now_ms += SECOND
         stream.batch([("later", stream.now_ms * 1000)])
     assert not stream.size("cancelled")
+    came = len(stream.gone)
+    stream.batch([("c", due_in(301 * DAY)), ("d", due_in(301 * DAY))])
+    stream.batch(cancel=["c"])  # the first one after all others were forgotten
+    stream.now_ms += SECOND
+    stream.batch(cancel=["d"])
+    stream.run()
+    assert len(stream.gone) == came
 
 
 def test_a_cancel_after_its_row_went_changes_nothing() -> None:

@@ -131,7 +131,7 @@ class Slot:
         schema = self._schema
         ids = from_content(content, pa.schema([schema.field("id")]))
         new_ids = ids.append_column("cancelled_at_ms", pa.array(np.full(ids.num_rows, now_ms, dtype=np.int64)))
-        number = max(self._chunks, default=-1)
+        number = max(self._chunks, default=self._next - 1)  # never a former number: chunks are read from the first on
         last = self._chunks.get(number)
         if last is not None and last.hold_until_ms is None:
             last_ids = from_content(last.content, schema)
