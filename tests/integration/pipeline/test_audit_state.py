@@ -163,6 +163,43 @@ def test_a_run_that_ends_before_its_commit_changes_nothing(
     assert AuditState(spark, backup).commit_read.version == 2
 
 
+def test_a_lost_message_stays_lost_when_retention_has_removed_its_records(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    live(store, first_day)
+    tamper(store, "DELETE FROM delayed_message WHERE message_id = 'w-1'")
+    first = audit(spark, store, minutes(60), state=tmp_path / "state")
+    assert (first.counts.lost, first.is_clean) == (1, False)
+    tamper(store, "DELETE FROM record WHERE message_id = 'w-1'")  # as retention does, weeks later
+    again = audit(spark, store, minutes(70), state=tmp_path / "state")
+    assert again.counts == first.counts
+
+
+def test_a_page_that_cannot_be_written_leaves_the_findings_to_the_next_run(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    live(store, first_day)
+
+    def refuse(result: AuditResult) -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        audit(spark, store, minutes(60), state=tmp_path / "state", publish=refuse)
+    assert AuditState(spark, tmp_path / "state").commit_read.version == 0
+
+
+def test_a_state_goes_on_with_its_own_allowance_and_keeps_one_commit(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    live(store, first_day)
+    for day in (60, 70):
+        audit(spark, store, minutes(day), state=tmp_path / "state")
+        (tmp_path / "state" / "data" / ".DS_Store").touch()
+    assert len(list((tmp_path / "state" / "commits").iterdir())) == 1
+    with pytest.raises(PipelineError, match=r"later than 1 s, not 10 s; give --late-after 1s, or a new folder"):
+        audit(spark, store, minutes(80), late_after=timedelta(seconds=10), state=tmp_path / "state")
+
+
 def test_a_state_is_on_this_machine_whatever_the_default_file_system_is(
     spark: SparkSession, store: StoreSpec, tmp_path: Path
 ) -> None:

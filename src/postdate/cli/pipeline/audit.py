@@ -57,6 +57,12 @@ def audit(
     common.check_tables()
     store = common.store_of(use)
 
+    def write_page(result: AuditResult) -> None:
+        if html is not None:
+            from postdate.pipeline.report import write_html
+
+            write_html(result, html)
+
     def locally() -> AuditResult:
         from postdate.clock import SystemClock
         from postdate.pipeline import audit as auditing
@@ -67,7 +73,7 @@ def audit(
         only = stores[0]
         if len(stores) > 1:
             raise NeedsSpark("several endpoints are audited together by Spark")
-        return run(
+        result = run(
             only,
             SystemClock().now(),
             late_after=late_after,
@@ -75,6 +81,8 @@ def audit(
             destinations_to=destinations,
             most_records=choice.most_messages,
         )
+        write_page(result)
+        return result
 
     def on_spark(spark: SparkSession) -> AuditResult:
         from postdate.clock import SystemClock
@@ -91,16 +99,13 @@ def audit(
             partitions=partitions or common.DEFAULT_PARTITIONS,
             destinations_to=destinations,
             state=state,
+            publish=write_page,  # before the state is committed: the next audit finds what the page would have lost
         )
 
     only_spark = {"--state": state, "--records": records}
     spark_option = next((name for name, value in only_spark.items() if value), cluster.first_spark_option(partitions))
     choice = common.EngineChoice(engine, None if spark_option is None else f"{spark_option} is for Spark")
     result = choice.run(locally, on_spark, cluster)
-    if html is not None:
-        from postdate.pipeline.report import write_html
-
-        write_html(result, html)
     use.report(result.to_json(), lambda: _print_audit(result, html), succeeded=result.is_clean)
 
 

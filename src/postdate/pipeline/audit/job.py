@@ -51,6 +51,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     findings_to: str | Path | None = None,
     destinations_to: str | Path | None = None,
     state: str | Path | None = None,
+    publish: Callable[[AuditResult], None] | None = None,
 ) -> AuditResult:
     """Compare scheduled messages with their outcomes.
 
@@ -81,6 +82,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
             the records since the last audit are read, see :mod:`postdate.pipeline.audit.state`. For one store in
             PostgreSQL or SQLite, without ``records``. The result counts all messages since the first audit with this
             state.
+        publish: is called with the result before the state is committed. If it raises, the next audit finds the same.
 
     Raises:
         StoreError: a store is missing or unreachable.
@@ -124,8 +126,11 @@ def audit(  # noqa: PLR0913 - what to audit, and how
             state=None if state is None else str(state),
             since=judged.since,
         )
+        result = replace(result, took_seconds=time.perf_counter() - started)
+        if publish is not None:
+            publish(result)
         judged.commit()
-        return replace(result, took_seconds=time.perf_counter() - started)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ def _judge_since(
     """Judge the messages with records since the last audit, and those that had not ended then."""
     before, spark = state.commit_read, state.spark
     stream = stack.enter_context(closing(open_stream(endpoint.store)))
-    state.check_store(stream)
+    state.check(stream, late_after)
     since = datetime.fromisoformat(before.as_of) if before.version else None
     with ExitStack() as reading:
         events = read_events_since(reading, spark, endpoint, stream, before.position, partitions)
@@ -209,7 +214,7 @@ def _judge_since(
         lambda width: totals.merge_curves([judged.curve], width),
         pruned,
         since,
-        lambda: state.commit(judged.next_state, stream, position=events.end, as_of=as_of.isoformat()),
+        lambda: state.commit(judged.next_state, stream, position=events.end, judge=judge),
     )
 
 

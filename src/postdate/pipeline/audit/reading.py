@@ -251,7 +251,9 @@ def read_events_since(
         final = _scan_records(stack, spark, endpoint.store, position, end, tasks)
     else:
         final = _stream_records(spark, endpoint.store, split_range(position, end, tasks))
-    waiting = _StoreReading(spark, endpoint, None, tasks).read_waiting()
+    # In one snapshot: an update moves a row of PostgreSQL to another page, which may be in a part that was read before.
+    with open_snapshot(endpoint.store) as snapshot:
+        waiting = _StoreReading(spark, endpoint, snapshot, tasks).read_waiting()
     newest = _stream_records(spark, endpoint.store, split_range(end, stream.next_number(), tasks))
     present = [*waiting, checkpoint_frame(_events(newest, name, before=0, times=1))]
     return EventsSince(

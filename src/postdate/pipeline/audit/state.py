@@ -62,6 +62,7 @@ class Commit:
         began: instant of the first audit with this state, ISO 8601.
         folder: name of the folder with the data of this version.
         settled: names of the folders with settled messages, oldest first.
+        late_after_seconds: how late a delivery may be; ``None``: unknown.
     """
 
     version: int = 0
@@ -73,6 +74,7 @@ class Commit:
     folder: str = ""
     settled: tuple[str, ...] = ()
     last: LastRecord = None
+    late_after_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,18 @@ class AuditState:
         """The location as Spark takes it, also where Spark's default file system is another."""
         self.commit_read = self._read_commit()
 
-    def check_store(self, stream: RecordStreamStore) -> None:
-        """Raise PipelineError if the state is of another store, or if the store was restored or lost records since."""
+    def check(self, stream: RecordStreamStore, late_after: timedelta) -> None:
+        """Raise PipelineError if the state cannot be carried on.
+
+        It is of another store or of another ``late_after``, or the store was restored or lost records since.
+        """
         before = self.commit_read
+        if before.late_after_seconds not in (None, late_after.total_seconds()):
+            raise PipelineError(
+                f"the state in {self.location} counts deliveries that were later than {before.late_after_seconds:g} s, "
+                f"not {late_after.total_seconds():g} s; give --late-after {before.late_after_seconds:g}s, or a new "
+                f"folder"
+            )
         if before.version and before.identity != stream.identity:
             raise PipelineError(
                 f"the state in {self.location} is of another store ({before.location}) than the one to audit "
@@ -131,15 +142,17 @@ class AuditState:
         ]
         return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
 
-    def commit(self, frames: dict[str, DataFrame], stream: RecordStreamStore, *, position: int, as_of: str) -> None:
+    def commit(self, frames: dict[str, DataFrame], stream: RecordStreamStore, *, position: int, judge: Judge) -> None:
         """Write the next version. Until the last step, the version that was read stays the present one."""
         before = self.commit_read
         folder = f"{before.version + 1}-{uuid.uuid4().hex[:12]}"
         for name, frame in frames.items():
             frame.write.parquet(f"{self._url}/data/{folder}/{name}")
+        as_of = judge.as_of.isoformat()
         after = Commit(
             before.version + 1, stream.identity, stream.location, position, as_of, before.began or as_of, folder,
-            (*before.settled, folder), read_last_record(stream, position),
+            (*before.settled, folder), read_last_record(stream, position) or before.last,
+            judge.late_after.total_seconds(),
         )  # fmt: skip
         row = self.spark.createDataFrame([(json.dumps({"format": _FORMAT, **asdict(after)}),)], "value string")
         # The folder has a name of its own, because a run that was killed here has left one, which stays empty.
@@ -181,22 +194,22 @@ class AuditState:
             raise PipelineError(f"{folder} is not the folder of an audit's state; name a new folder")
 
     def _remove_old_data(self, present: Commit) -> None:
-        """Remove data of earlier versions, and of runs that were killed. Settled messages stay.
+        """Remove commits and data of earlier versions, and of runs that were killed. Settled messages stay.
 
         Only in a local folder; elsewhere nothing needs it, and the folders may be removed by hand.
         """
-        data = Path(self.location) / "data"
         if "://" in self.location:
             return
-        for folder in data.iterdir():
-            # Another audit that runs now may write the present version, too, or a later one.
-            if int(folder.name.partition("-")[0]) >= present.version and folder.name != present.folder:
-                continue
-            if folder.name not in present.settled:
-                shutil.rmtree(folder)
-            elif folder.name != present.folder:
-                for name in ("open", "totals", "curve", "places"):
-                    shutil.rmtree(folder / name, ignore_errors=True)
+        for folder in self._former_folders("commits", present):
+            shutil.rmtree(folder, ignore_errors=True)  # another audit that ends now may remove it, too
+        for folder in self._former_folders("data", present):
+            for name in ("open", "totals", "curve", "places") if folder.name in present.settled else ("",):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+    def _former_folders(self, kind: str, present: Commit) -> list[Path]:
+        """Return the folders of versions before the present one. A later one is of another audit that runs now."""
+        numbers = {each: each.name.partition("-")[0] for each in (Path(self.location) / kind).iterdir()}
+        return [each for each, number in numbers.items() if number.isdecimal() and int(number) < present.version]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +257,9 @@ def judge_since(
             messages, judge.as_of, judge.late_after, judge.pruned_before, places=places, keep=("facts", "is_present")
         )
     )
-    if (cleared := exclude_pruned(verdicts)) is not None:
+    # With a state that is carried on, the judge knows what was removed since. A lost message of before stays lost,
+    # although retention may have removed its records meanwhile.
+    if carried is None and (cleared := exclude_pruned(verdicts)) is not None:
         verdicts = checkpoint_frame(cleared)
     is_open = F.col("is_present") | F.col("pending") | F.col("queued") | F.col("failed") | F.col("lost")
     settled = verdicts.where(~is_open)
@@ -293,8 +308,7 @@ def _verdict_columns() -> list[Column]:
 
 def _find_settled(state: AuditState, ids: DataFrame) -> DataFrame | None:
     """Return the last facts and verdicts of settled messages among ``ids``; ``None`` if there are none."""
-    settled = state.read_settled()
-    if settled is None or ids.isEmpty():
+    if ids.isEmpty() or (settled := state.read_settled()) is None:
         return None
     by_message = settled.join(ids, _KEY, "left_semi").groupBy(*_KEY)
     last = by_message.agg(F.max_by(F.struct("*"), "run").alias("last")).select("last.*").drop("run")
