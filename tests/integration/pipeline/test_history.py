@@ -31,6 +31,7 @@ from postdate.errors import NotSupported, PipelineError
 from postdate.pipeline.audit import audit
 from postdate.pipeline.history import HistoryResult, job, read_history, write_history
 from postdate.pipeline.history.job import forget_position, read_positions
+from postdate.pipeline.history.lake import Lake
 from postdate.pipeline.stores import StoreSpec, open_spec
 
 
@@ -225,6 +226,35 @@ def test_a_folder_of_something_else_and_another_store_are_refused(
         connection.execute("DELETE FROM record")
     with pytest.raises(PipelineError, match="and the store has none so high"):
         write_history(spark, store, tmp_path / "lake")
+
+
+def test_a_run_that_was_killed_before_the_mark_leaves_no_lake_without_a_lock(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    with open_spec(store, create=True) as opened:
+        opened.setup()
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "_lock").touch()
+    lake = Lake.at(tmp_path / "lake", None)
+    with lake.lock(spark), pytest.raises(PipelineError, match="another process is at work on the lake"):
+        write_history(spark, store, tmp_path / "lake")
+
+
+def test_a_lake_that_was_put_back_from_a_backup_says_what_may_be_missing(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_spec(store, create=True) as opened:
+        opened.setup()
+    add(store, "a")
+    write_history(spark, store, tmp_path / "lake")
+    shutil.copytree(tmp_path / "lake", tmp_path / "backup")
+    add(store, "b")
+    write_history(spark, store, tmp_path / "lake")
+    assert "put back" not in caplog.text
+    shutil.rmtree(tmp_path / "lake")
+    (tmp_path / "backup").rename(tmp_path / "lake")
+    write_history(spark, store, tmp_path / "lake")
+    assert "the lake was put back from a backup: records that retention has removed since are missing" in caplog.text
 
 
 def test_a_restored_store_is_refused_and_its_records_are_kept(

@@ -12,6 +12,7 @@ The order of steps makes it exact, wherever the driver, an executor or the store
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import closing
@@ -128,10 +129,11 @@ def write_history(  # noqa: PLR0913 - what to follow, where to, and how
                 f"{place.location} has the records of {location} up to number {run.next - 1}, and {restore}: the "
                 f"store was made anew, restored, or its records were removed; name a new folder"
             )
-        if first is not None and run.name not in {each.name for each in read_positions(store)}:
+        positions = {each.name: each.number for each in read_positions(store)}
+        if first is not None and positions.get(run.name, math.inf) > run.next:
             log.warning(
-                "the position %s was removed from %s: if retention has removed records since, they are missing in the "
-                "lake",
+                "the position %s of %s was removed, or the lake was put back from a backup: records that retention "
+                "has removed since are missing in the lake",
                 run.name,
                 location,
             )

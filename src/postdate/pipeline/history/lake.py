@@ -111,8 +111,10 @@ class Lake:
         """
         folder = Path(self.location)
         is_elsewhere = is_uri(self.location) or is_connect(spark)
-        # A folder with something else in it is refused later, and stays as it is.
-        if is_elsewhere or (folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir())):
+        # A folder with something else in it is refused later, and stays as it is. A lock alone is of a run that was
+        # killed before it made the mark.
+        names = {each.name for each in folder.iterdir()} if folder.exists() else set[str]()
+        if is_elsewhere or (_MARK not in names and names - {_LOCK}):
             yield
             return
         try:
