@@ -140,6 +140,11 @@ def find_restore(stream: RecordStreamStore, end: int, last: LastRecord) -> str |
     return None
 
 
+def _last_of(offset: Mapping[str, Any]) -> LastRecord:
+    last = offset.get("last")
+    return last and (last[0], last[1])
+
+
 def _fingerprints(stream: RecordStreamStore, first: int, end: int) -> dict[int, str]:
     pages = stream.read_records(first, end, ("number", "kind", "message_id", "at"), PAGE_ROWS)
     return {
@@ -181,7 +186,10 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = max(self._open_stream().safe_end() if self._target is None else self._target, first)
         if isinstance(limit, ReadMaxRows):  # Numbers may have gaps, so a range has at most as many rows as numbers.
             end = min(end, first + limit.max_rows)
-        return self._offset(end, read_last_record(self._open_stream(), end)) if end > first else start
+        if end == first:
+            return start
+        # Where other stores of the schema use most numbers, the last record may be one that was read long before.
+        return self._offset(end, read_last_record(self._open_stream(), end) or _last_of(start))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of all numbers in use. The progress of the query uses it to show how much is unread."""
@@ -225,8 +233,8 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"query a "
                 f"new checkpoint, with which it begins at startingAt"
             )
-        number, last = int(offset["next"]), offset.get("last")
-        if restore := find_restore(stream, number, last and (last[0], last[1])):
+        number = int(offset["next"])
+        if restore := find_restore(stream, number, _last_of(offset)):
             raise PipelineError(
                 f"the query has read the records of {stream.location} up to number {number - 1}, and {restore}: the "
                 f"store was made anew, restored, or its records were removed; give the query a new checkpoint, with "
