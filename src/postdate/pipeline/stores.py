@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from postdate import ports
 from postdate.backends.registry import place_of
-from postdate.clock import steady_seconds
+from postdate.clock import SystemClock, steady_seconds
 from postdate.config import Address, Settings, resolve_address
 from postdate.core.health.destinations import LONGEST_SECONDS, SHORTEST_SECONDS
 from postdate.errors import PipelineError, PostdateError
@@ -197,6 +197,11 @@ class OpenStore:
         """Return how many messages were due at ``as_of`` and are not claimed."""
         store = self.store
         return self.portal.call(store.statistics, as_of).overdue if isinstance(store, ports.AdministrableStore) else 0
+
+    def read_clock(self) -> datetime:
+        """Return the UTC time by the clock that decides what is due: the store's, or else that of this machine."""
+        store = self.store
+        return self.portal.call(store.server_now) if store.capabilities.has_clock else SystemClock().now()
 
     def require_scannable(self) -> ports.ScannableStore:
         """Return the store for bulk reading, with blocking calls. Raise PipelineError if it cannot be read in bulk."""

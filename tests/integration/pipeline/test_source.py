@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import anyio
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -16,12 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from tests.postgres_subjects import drop_schema, fresh_schema
 
-from postdate import LocalTransport
+from postdate import LocalTransport, PostgresTransport, SystemClock
 from postdate.errors import PipelineError
+from postdate.pipeline.dispatching import SweepSpec
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.frames import open_snapshot
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, prepare_java_home
 from postdate.pipeline.rows import MESSAGE_SCHEMA
+from postdate.pipeline.source import writing
 from postdate.pipeline.source.writing import convert_headers_to_text
 from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.pipeline.texts import json_pairs
@@ -172,6 +175,35 @@ async def test_messages_that_go_to_the_error_queue_are_told_after_all_tasks(
         (f"m{n}", "orders") for n in (0, 2, 3)
     ]
     assert [row.queue for row in queued if row.queue != "orders"] == ["error"]
+
+
+async def test_what_is_written_to_queues_is_due_by_the_clock_of_the_store(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clocks of driver and executor, which may be ahead, it would wait, and the job would end well."""
+
+    class Ahead(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(hours=1)
+
+    monkeypatch.setattr(writing, "SystemClock", Ahead)
+    spec = StoreSpec(postgres_url, schema=fresh_schema())
+    assert spec.schema is not None
+    transport = PostgresTransport(postgres_url, schema=spec.schema)
+    await transport.create_queues(["orders", "error"])
+    plan = writing.WritePlan(spec, 10, SweepSpec(spec, postgres_url, {"schema": spec.schema}))
+    batch = pa.record_batch({"message_id": ["a", "b"], "destination": ["orders", "orders"]})
+
+    def run() -> None:
+        plan.create_tables()
+        plan.store_rows(iter([batch]), Ahead().now())
+
+    await anyio.to_thread.run_sync(run)
+    observer = transport.observer()
+    assert observer is not None
+    assert (await observer.queue_lengths())["orders"] == 2
+    await transport.close()
+    drop_schema(postgres_url, spec.schema)
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------

@@ -127,9 +127,11 @@ class WritePlan:
         """Store all rows, and send the messages on if they are for queues. This runs on executors."""
         rows = 0
         with open_in_task(self.spec, create=True) as store:
+            due = None if self.sweep is None else min(now, SystemClock().now(), store.read_clock())
             for batch in batches:
                 for start in range(0, batch.num_rows, self.batch):
-                    _store_part(store, self._add_due_times(batch.slice(start, self.batch), now), now, rows + start)
+                    part = batch.slice(start, self.batch)
+                    _store_part(store, part if due is None else _add_due_times(part, due), now, rows + start)
                 rows += batch.num_rows
         return _TaskResult(drain_due(self.sweep)["failed"] if self.sweep is not None and rows else 0)
 
@@ -146,12 +148,10 @@ class WritePlan:
                 f"`postdate errors list --queue {self.sweep.error_queue}` says why"
             )
 
-    def _add_due_times(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
-        if self.sweep is None:
-            return part
-        # The due time is compared with the clock of this machine, which may be behind the driver's.
-        due = pa.array([to_microseconds(min(now, SystemClock().now()))] * part.num_rows, pa.int64()).cast(INSTANT)
-        return part.append_column("due", due)
+
+def _add_due_times(part: pa.RecordBatch, due: datetime) -> pa.RecordBatch:
+    column = pa.array([to_microseconds(due)] * part.num_rows, pa.int64()).cast(INSTANT)
+    return part.append_column("due", column)
 
 
 class StoreWriter(DataSourceArrowWriter):
