@@ -64,6 +64,8 @@ class SweepSpec:
         missing_queue_wait: how long each task of a continuous sweep lets messages wait for a queue that does not exist.
             Then they go to the error queue. A task that ends earlier leaves them in the store. A sweep of what is due
             now does not wait.
+        use_store_clock: the clock of the store decides what is due, if it has one; otherwise that of the executor.
+        most_failures_per_second: how many failures of failure handling a second are tolerated, on average.
         patience: how long the store, or every destination, may fail before the job fails.
     """
 
@@ -75,6 +77,8 @@ class SweepSpec:
     errors_return_to_destination: bool = False
     bytes_in_flight: int = BYTES_IN_FLIGHT
     missing_queue_wait: timedelta = timedelta(0)
+    use_store_clock: bool = True
+    most_failures_per_second: int = 1
     patience: timedelta = RECEIVE_BREAKER
 
     def __post_init__(self) -> None:
@@ -100,6 +104,8 @@ class SweepSpec:
             errors_return_to_destination=delays.errors_return_to == "destination",
             bytes_in_flight=delays.bytes_in_flight,
             missing_queue_wait=delays.missing_queue_wait,
+            use_store_clock=delays.use_store_clock,
+            most_failures_per_second=delays.maximum_recovery_failures_per_second,
             patience=delays.time_to_trigger_fetch_circuit_breaker,
         )
 
@@ -247,13 +253,14 @@ async def _open_machine(spec: SweepSpec, counts: CountedMetrics, journal: Journa
         transport = spec.open_transport()
         stack.push_async_callback(_close_shielded, transport.close)
         await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
-        store_clock = clock_of_store(SystemClock(), store)
+        store_clock = clock_of_store(SystemClock(), store, is_authoritative=spec.use_store_clock)
         clock: Clock = store_clock or SystemClock()
         if store_clock is not None:  # Measure before any claim: a message might not be due by the clock of the store.
             await store_clock.measure()
         fetching = RepeatedFailures("SweepFetch", "cannot claim due messages", spec.patience, add_trip_error)
         sending = _SendBreaker("SweepDispatch", "cannot send due messages", spec.patience, add_trip_error)
-        rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, add_trip_error)
+        limit = spec.most_failures_per_second
+        rate = FailureRate("SweepFailureHandling", "cannot deal with failures", limit, add_trip_error)
         settings = DispatchSettings(
             timeouts_queue(endpoint),
             spec.error_queue,

@@ -109,11 +109,14 @@ def test_a_sweep_has_the_settings_of_the_service(tmp_path: Path) -> None:
         bytes_in_flight = 1000000
         missing_queue_wait = "3m"
         number_of_retries = 2
+        use_store_clock = false
+        maximum_recovery_failures_per_second = 7
         """
     )
     spec = SweepSpec.of(load_settings(tmp_path / "postdate.toml", {}))
     assert (spec.error_queue, spec.errors_return_to_destination, spec.number_of_retries) == ("poison", True, 2)
     assert (spec.bytes_in_flight, spec.missing_queue_wait) == (1_000_000, timedelta(minutes=3))
+    assert (spec.use_store_clock, spec.most_failures_per_second) == (False, 7)
 
 
 def test_a_ledger_is_added_to_and_the_audit_reads_it(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
