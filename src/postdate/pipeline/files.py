@@ -17,9 +17,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final, Literal, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StringType, StructField, StructType
@@ -27,7 +28,15 @@ from pyspark.sql.types import StringType, StructField, StructType
 from postdate.errors import PipelineError
 from postdate.pipeline import texts
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.inputs import PACKAGES, check_encoding, input_format_of, origin_of
+from postdate.pipeline.inputs import (
+    PACKAGES,
+    WHOLE_FILES,
+    check_encoding,
+    escape_existing,
+    escape_pattern,
+    input_format_of,
+    origin_of,
+)
 from postdate.pipeline.rows import Batches, quote_name
 from postdate.pipeline.session import is_connect
 from postdate.pipeline.texts import ORIGIN
@@ -70,9 +79,9 @@ def read_input(
             agree on a type. A CSV file with other columns than the first, or with a quote that is never closed, fails
             only when it is read.
     """
-    paths = [path] if isinstance(path, str) else list(path)
-    name = input_format_of(paths, input_format)
-    subject = ", ".join(map(repr, paths))
+    sources = [path] if isinstance(path, str) else list(path)
+    name = input_format_of(sources, input_format)
+    subject, paths = ", ".join(map(repr, sources)), [*map(escape_existing, sources)]
     checked_encoding = check_encoding(texts.Encoding(encoding), name)
     checked_delimiter = texts.Delimiter(delimiter).text
     with shorten_errors(f"cannot read {subject}"):
@@ -90,7 +99,7 @@ def read_input(
 
 def _read_with_package(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
     try:
-        return spark.read.format(name).load(paths)
+        return spark.read.options(**WHOLE_FILES).format(name).load(paths)
     except Exception as error:
         text = str(error)
         if "Failed to find" not in text and "DATA_SOURCE_NOT_FOUND" not in text and "ClassNotFound" not in text:
@@ -139,7 +148,7 @@ def read_directory(  # noqa: PLR0913 - which files, and how to read them
         stack.enter_context(shorten_errors(f"cannot read {path!r} with the schema {schema!r}"))
         if format == "parquet" and _NANOSECONDS.search(schema):
             spark = stack.enter_context(_nanosecond_session(spark))
-        reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE)
+        reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE, **WHOLE_FILES)
         if format == "parquet":
             # A malformed value must not become a null, which would look like a row without a due time.
             rows = reader.options(mode="FAILFAST").schema(schema).format(format).load(path)
@@ -273,6 +282,29 @@ So each record is malformed for Spark, which then returns it whole.
 """
 
 
+def _folder_texts(rows: DataFrame, names: Sequence[str]) -> list[Column]:
+    """Return the columns from the names of folders, as the texts that they are. Spark would make numbers of some.
+
+    Raises:
+        PipelineError: a file is in no such folder. Spark would leave it out.
+    """
+    if not names:
+        return []
+    for file in rows.inputFiles():
+        if lacks := [name for name in names if f"/{name}=" not in unquote(file)]:
+            raise PipelineError(
+                f"{file} is in no folder {lacks[0]}=…, as other files are: Spark would not read it; move it, or name "
+                f"the folders one by one"
+            )
+    columns = list[Column]()
+    for name in names:
+        text = F.regexp_extract("_metadata.file_path", f"/{re.escape(name)}=([^/]*)/", 1)
+        for _ in range(2):  # The address is encoded, and so are some characters in the names of folders.
+            text = F.url_decode(F.regexp_replace(text, "[+]", "%2B"))
+        columns.append(F.when(text != "__HIVE_DEFAULT_PARTITION__", text).alias(name))
+    return columns
+
+
 def _csv_records(
     reader: Any,
     path: str | list[str],
@@ -285,12 +317,13 @@ def _csv_records(
         reader.format("csv")
         .options(multiLine=True, escape='"', unescapedQuoteHandling=unescaped_quotes, encoding=encoding.spark_encoding)
         .options(sep=delimiter, maxColumns=_MOST_CELLS, columnNameOfCorruptRecord="record", mode="PERMISSIVE")
+        .options(**WHOLE_FILES)
         .schema(_RECORD)
         .load(path)
     )
-    folders = [name for name in rows.columns if name not in set(_RECORD.fieldNames())]
+    folders = _folder_texts(rows, [name for name in rows.columns if name not in set(_RECORD.fieldNames())])
     # Spark does not return a malformed record alone.
-    return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *map(quote_name, folders))
+    return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *folders)
 
 
 def _csv_rows(
@@ -366,8 +399,8 @@ def _lines(reader: Any, path: str | list[str], *, with_origin: bool = False) -> 
 
     ``with_origin``: each line has its file, and the byte at which the part of the file begins that its task reads.
     """
-    rows = reader.format("text").load(path)
-    folders = [quote_name(name) for name in rows.columns if name != "value"]
+    rows = reader.options(**WHOLE_FILES).format("text").load(path)
+    folders = _folder_texts(rows, [name for name in rows.columns if name != "value"])
     origin = [F.col("_metadata.file_path").alias("_file"), F.col("_metadata.file_block_start").alias("_start")]
     return rows.select(F.col("value").cast("binary").alias("line"), *(origin if with_origin else ()), *folders)
 
@@ -466,12 +499,35 @@ def _is_case_sensitive(spark: SparkSession) -> bool:
 def _read_columns(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
     """Read Parquet or ORC."""
     try:
-        return _convert_to_microseconds(spark.read.options(mergeSchema=True).format(name).load(paths))
+        return _convert_to_microseconds(_with_folder_texts(spark, paths, name))
     except Exception as error:
         if "nanos" not in str(error).lower():  # The error names the setting, or the type.
             raise
         with _nanosecond_session(spark) as session:
-            return _convert_to_microseconds(session.read.options(mergeSchema=True).format(name).load(paths))
+            return _convert_to_microseconds(_with_folder_texts(session, paths, name))
+
+
+def _with_folder_texts(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
+    """Read Parquet or ORC, with the columns from the names of folders as texts."""
+    reader = spark.read.options(mergeSchema=True, **WHOLE_FILES).format(name)
+    rows = reader.load(paths)
+    files = [unquote(file) for file in rows.inputFiles()]
+    if not any(re.search("/[^/]+=[^/]*/", file) for file in files):
+        return rows
+    columns = _column_types(rows)
+    folders = [each for each in columns if any(f"/{each}=" in file for file in files)]
+    if both := {*folders} & {*_column_types(reader.load(escape_pattern(files[0])))}:
+        raise PipelineError(
+            f"{', '.join(sorted(both))}: a column of the files and the name of folders, which Spark prefers; rename one"
+        )
+    others = [quote_name(each) for each in columns if each not in folders]
+    return rows.select(*others, *_folder_texts(rows, folders))
+
+
+def _column_types(rows: DataFrame) -> dict[str, str]:
+    """Return the types of columns as SQL text. PySpark cannot parse a type with nanoseconds."""
+    description_rows = rows.sparkSession.sql("DESCRIBE QUERY SELECT * FROM {rows}", rows=rows).collect()
+    return {row["col_name"]: row["data_type"] for row in description_rows}
 
 
 @contextmanager
@@ -509,8 +565,7 @@ def _convert_to_microseconds(rows: DataFrame) -> DataFrame:
 
     Times are rounded up, so that no message is early.
     """
-    description_rows = rows.sparkSession.sql("DESCRIBE QUERY SELECT * FROM {rows}", rows=rows).collect()
-    types = {row["col_name"]: row["data_type"] for row in description_rows}
+    types = _column_types(rows)
     if not any(map(_NANOSECONDS.search, types.values())):
         return rows
     return rows.selectExpr(

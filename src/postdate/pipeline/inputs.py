@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from postdate.errors import PipelineError
 from postdate.pipeline import texts
@@ -26,6 +27,20 @@ _JSON_LINES = frozenset({"jsonl", "ndjson"})
 _MALFORMED_DETAIL: Final = (
     "the line has more or fewer cells than the header line, or is not a JSON object with each name once"
 )
+
+
+WHOLE_FILES: Final[Mapping[str, Any]] = MappingProxyType({"ignoreCorruptFiles": False, "ignoreMissingFiles": False})
+"""Options of Spark's readers. With other settings of the session, Spark leaves out rows without an error."""
+
+
+def escape_pattern(path: str) -> str:
+    """Return a path for Spark, which takes these characters for a pattern."""
+    return re.sub(r"[{}\[\]*?\\]", r"\\\g<0>", path)
+
+
+def escape_existing(path: str) -> str:
+    """Return a path as Spark's readers take it: that of a file of this machine means that file, and no pattern."""
+    return escape_pattern(path) if "://" not in path and Path(path).exists() else path
 
 
 def input_format_of(paths: Sequence[str], input_format: str | None = None) -> str:

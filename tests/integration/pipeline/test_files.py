@@ -1,5 +1,6 @@
 """Files of rows: a table and a stream read them by the same rules, whole, by the names of their columns, at any age."""
 
+import gzip
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
+from postdate.pipeline.counting import count_rows
 from postdate.pipeline.failures import shorten_errors, wait_and_stop
 from postdate.pipeline.files import read_directory, read_input
 from postdate.pipeline.local_time import LocalTimes
@@ -200,6 +202,68 @@ def test_lines_that_are_no_rows_are_set_aside_whole(
     written = (tmp_path / "rejected").glob("*.json")
     lines = [json.loads(line) for part in written for line in part.read_text(encoding="utf-8").splitlines()]
     assert sorted(row["row"] for row in lines) == sorted(bad)
+
+
+# --- folders whose names are columns ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_the_names_of_folders_are_texts_and_every_file_is_in_such_a_folder(
+    spark: SparkSession,
+    rows: Path,
+    format: str,  # noqa: A002
+) -> None:
+    """Spark makes a number of 007, and leaves out files beside the folders without a word."""
+    content = {"csv": f"message_id,due\na,{DUE}\n", "json": json.dumps({"message_id": "a", "due": DUE}) + "\n"}
+    queues = ["007", "1e3", "a+b%20=c", "é"]
+    for queue in queues:
+        folder = rows / f"queue={queue.replace('%', '%25').replace('=', '%3D')}"
+        folder.mkdir()
+        if format == "parquet":
+            put_table(folder, "1.parquet", message_id=pa.array(["a"]), due=pa.array([DUE]))
+        else:
+            put(folder, f"1.{format}", content[format])
+    read = read_input(spark, str(rows), format)
+    assert sorted(row.queue for row in read.select("queue").collect()) == queues
+    if format == "parquet":
+        put_table(rows, "beside.parquet", message_id=pa.array(["b"]), due=pa.array([DUE]))
+    else:
+        put(rows, f"beside.{format}", content[format])
+    with pytest.raises(PipelineError, match=r"beside.* is in no folder queue=…"):
+        read_input(spark, str(rows), format)
+
+
+def test_a_folder_does_not_replace_a_column_of_its_files(spark: SparkSession, rows: Path) -> None:
+    (rows / "queue=eu").mkdir()
+    put_table(rows / "queue=eu", "1.parquet", message_id=pa.array(["a"]), due=pa.array([DUE]), queue=pa.array(["us"]))
+    with pytest.raises(PipelineError, match="queue: a column of the files and the name of folders"):
+        read_input(spark, str(rows), "parquet")
+
+
+# --- files that are whole, and those that were named ------------------------------------------------------------------
+
+
+def test_no_setting_of_the_session_leaves_out_a_damaged_file(spark: SparkSession, rows: Path) -> None:
+    lines = "".join(json.dumps({"message_id": str(number), "due": DUE}) + "\n" for number in range(50_000))
+    (rows / "1.json.gz").write_bytes(gzip.compress(lines.encode())[:-5_000])
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises(PipelineError, match="cannot read"), shorten_errors("cannot read"):
+            read_input(spark, str(rows), "json").count()
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_file_that_is_there_is_meant_and_no_pattern(spark: SparkSession, rows: Path, format: str) -> None:  # noqa: A002
+    for name, id_ in (("a[1]", "named"), ("a1", "matched")):
+        if format == "parquet":
+            put_table(rows, f"{name}.parquet", message_id=pa.array([id_]), due=pa.array([DUE]))
+        else:
+            put(rows, f"{name}.csv", f"message_id,due\n{id_},{DUE}\n")
+    path = str(rows / f"a[1].{format}")
+    assert [row.message_id for row in read_input(spark, path).collect()] == ["named"]
+    assert count_rows(spark, path) == 1
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------------

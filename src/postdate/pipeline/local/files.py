@@ -54,7 +54,8 @@ def _list_folder(folder: Path) -> list[Path]:
 
 
 def _is_hidden(path: Path) -> bool:
-    return path.name.startswith((".", "_")) or path.name.endswith("._COPYING_")
+    is_metadata = path.name.startswith("_") and "=" not in path.name
+    return is_metadata or path.name.startswith(".") or path.name.endswith("._COPYING_")
 
 
 def url_of_file(file: Path) -> str:
