@@ -306,6 +306,44 @@ def test_texts_that_are_not_utf8_and_large_bodies_are_set_aside_alike(
     assert local == on_spark
 
 
+def test_each_row_of_a_known_id_is_set_aside_alike_by_both_engines(
+    spark: SparkSession, tmp_path: Path, now: datetime
+) -> None:
+    """Two rows that differ only in a column that is not used are two rows."""
+    path = tmp_path / "in.csv"
+    results = list[list[Any]]()
+    for engine in (schedule_locally, schedule):
+        place = tmp_path / engine.__module__
+        place.mkdir()
+
+        def run(engine: Any = engine, place: Path = place) -> Any:
+            source = read_table(str(path), "csv") if engine is schedule_locally else read_input(spark, str(path), "csv")
+            job = ScheduleJob(StoreSpec(f"sqlite:///{place / 'a.db'}"), now, rejects=Rejects(place / "rejected"))
+            return engine(source, job)
+
+        path.write_text("message_id,due,destination\na,2031-05-01T12:00Z,q\n")
+        run()
+        path.write_text(
+            "message_id,due,destination,note\na,2032-01-01T00:00Z,q,first\na,2032-01-01T00:00:00+00:00,q,second\n"
+        )
+        run()
+        written = [line for file in (place / "rejected").glob("*.json") for line in file.read_text().splitlines()]
+        results.append(sorted((json.loads(line)["line"], json.loads(line)["row"]) for line in written))
+    rows = ["a,2032-01-01T00:00Z,q,first", "a,2032-01-01T00:00:00+00:00,q,second"]
+    assert results == [[(2, rows[0]), (3, rows[1])]] * 2
+
+
+def test_an_id_in_bytes_that_is_no_text_is_set_aside_whole(spark: SparkSession, tmp_path: Path, now: datetime) -> None:
+    ids = pa.array([b"a", b"\xff"], pa.binary())
+    table = {"message_id": ids, "destination": ["q"] * 2, "due": ["2031-05-01T12:00Z"] * 2}
+    pq.write_table(pa.table(table), tmp_path / "in.parquet")
+    job = ScheduleJob(StoreSpec(f"sqlite:///{tmp_path / 'a.db'}"), now, rejects=Rejects(tmp_path / "rejected"))
+    result = schedule(read_input(spark, str(tmp_path / "in.parquet")), job)
+    assert (result.accepted, result.set_aside) == (1, {"not_utf8": 1})
+    (line,) = [line for file in (tmp_path / "rejected").glob("*.json") for line in file.read_text().splitlines()]
+    assert json.loads(line)["bytes"] == {"message_id": "/w=="}
+
+
 def test_files_with_different_columns_are_read_alike_by_both_engines(
     spark: SparkSession, tmp_path: Path, now: datetime
 ) -> None:
@@ -315,6 +353,7 @@ def test_files_with_different_columns_are_read_alike_by_both_engines(
     pq.write_table(pa.table(base), folder / "1.parquet")
     pq.write_table(pa.table(base | {"message_id": ["b"], "body": ["x"]}), folder / "2.parquet")
     (folder / "_hidden.parquet").write_bytes(b"no Parquet")
+    pq.write_table(pa.table(base | {"message_id": ["c"]}), folder / "_k=v.parquet")  # Spark does not take it for hidden
     path = str(folder).replace("[", "\\[").replace("]", "\\]")
     local = run_one(schedule_locally, lambda: read_table(str(folder), "parquet"), tmp_path / "local", now, {})
     on_spark = run_one(schedule, lambda: read_input(spark, path, "parquet"), tmp_path / "spark", now, {})

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.errors import PipelineError
@@ -155,6 +156,22 @@ def test_times_inside_a_body_or_headers_keep_their_microseconds(
     assert (
         texts_of(postgres, "body")["a"] == b'{"at":"2026-03-01T12:00:00.123456Z","local":"2026-03-01T12:00:00.123456"}'
     )
+
+
+def test_what_json_would_alter_is_refused_or_kept(spark: SparkSession, postgres: StoreSpec, now: datetime) -> None:
+    def rows(columns: str) -> DataFrame:
+        return spark.sql(f"SELECT 'a' message_id, timestamp'2026-04-01 12:00:00Z' due, 'q' destination, {columns}")
+
+    nulls = "named_struct('o', named_struct('a', 1, 'b', cast(null AS string)), 'none', cast(null AS string)) headers"
+    assert schedule(rows(nulls), ScheduleJob(postgres, now)).accepted == 1
+    assert texts_of(postgres) == {"a": r'{"o":"{\"a\":1,\"b\":null}"}'}
+    for body in ("map(date'2031-05-01', 'x')", "named_struct('m', map(timestamp'2031-05-01 00:00:00Z', 'x'))"):
+        with pytest.raises(PipelineError, match=r"must not have keys of the type (date|timestamp) in a map"):
+            schedule(rows(f"{body} body"), ScheduleJob(postgres, now))
+    for name in ("message_id", "destination"):
+        nested = rows("'b' body").withColumn(name, F.struct(F.lit("a, b").alias("t"), F.lit("c").alias("o")))
+        with pytest.raises(PipelineError, match=f"{name} must be a text, not struct"):
+            schedule(nested, ScheduleJob(postgres, now))
 
 
 def test_maps_whose_names_or_values_are_no_utf8_are_set_aside(

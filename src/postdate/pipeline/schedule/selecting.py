@@ -32,6 +32,9 @@ def select_messages(messages: DataFrame, columns: ColumnMapping, zone_times: Zon
     would alter. A body over ``limit`` bytes is removed here: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
+    for name in (columns.message_id, columns.destination):
+        if isinstance(types.get(name), (*_NESTED, sql_types.VariantType)):
+            raise PipelineError(f"{name} must be a text, not {types[name].simpleString()}; convert it first")
     prefix = "postdate~"
     while any(name.lower().startswith(prefix) for name in messages.columns):
         prefix += "~"
@@ -100,8 +103,12 @@ def _has_invalid_text(messages: DataFrame, columns: ColumnMapping) -> Column:
         if name is None or name.startswith("="):
             continue
         column, data_type = F.col(pipeline_rows.quote_name(name)), messages.schema[name].dataType
-        if isinstance(data_type, sql_types.StringType):
-            not_utf8 |= F.coalesce(~F.is_valid_utf8(column), F.lit(False))
+        is_id_in_bytes = isinstance(data_type, sql_types.BinaryType) and name in {
+            columns.message_id,
+            columns.destination,
+        }
+        if isinstance(data_type, sql_types.StringType) or is_id_in_bytes:
+            not_utf8 |= F.coalesce(~F.is_valid_utf8(column.cast("string")), F.lit(False))
         elif _is_map_of_texts(data_type):  # Headers as a map. To make its text by a cast takes several times as long.
             texts = F.concat_ws(",", F.map_keys(column), F.map_values(column))
             not_utf8 |= ~F.is_valid_utf8(texts)
@@ -123,18 +130,29 @@ def _headers(messages: DataFrame, name: str | None) -> Column:
     column, data_type = F.col(pipeline_rows.quote_name(name)), messages.schema[name].dataType
     if isinstance(data_type, sql_types.StringType):
         return F.when(F.trim(column) != "", column)
-    if isinstance(data_type, sql_types.StructType | sql_types.VariantType):
-        _refuse_bytes(data_type, "headers")
-        return F.to_json(column, dict(pipeline_rows.TIME_FORMATS))
+    if isinstance(data_type, sql_types.VariantType):
+        return F.to_json(column)
+    if isinstance(data_type, sql_types.StructType):
+        _refuse_alteration(data_type, "headers")
+        if any(isinstance(field.dataType, _NESTED) for field in data_type.fields):
+            column = F.when(column.isNotNull(), F.struct(*(_header_of_field(column, field) for field in data_type)))
+        # A null field is no header; nulls inside of a field stay.
+        return F.to_json(column, {**pipeline_rows.TIME_FORMATS, "ignoreNullFields": "true"})
     if not isinstance(data_type, sql_types.MapType):
         raise PipelineError(f"headers must be a map, a struct or a text, not {data_type.simpleString()}")
     value = data_type.valueType
     _refuse_bytes(data_type, "headers")
+    _refuse_alteration(value, "headers")
     if isinstance(data_type.keyType, _NESTED):
         raise PipelineError(f"headers must be texts, not {data_type.simpleString()}; convert them first")
     if isinstance(value, _NESTED):
         column = F.transform_values(column, lambda _, nested: F.to_json(nested, _JSON))
     return F.to_json(column.cast("map<string,string>"))
+
+
+def _header_of_field(column: Column, field: sql_types.StructField) -> Column:
+    value = column[field.name]
+    return (F.to_json(value, _JSON) if isinstance(field.dataType, _NESTED) else value).alias(field.name)
 
 
 _JSON = {"ignoreNullFields": "false", **pipeline_rows.TIME_FORMATS}
@@ -145,6 +163,32 @@ def _refuse_bytes(data_type: sql_types.DataType, what: str) -> None:
     """Raise PipelineError for a value with bytes in it: JSON has none, and Spark would write them as base64."""
     if _has_bytes(data_type):
         raise PipelineError(f"{what} must be texts, not {data_type.simpleString()}; convert them first")
+
+
+_KEPT_KEYS = (sql_types.StringType, sql_types.IntegralType, sql_types.BooleanType)
+"""Types of keys that Spark writes into JSON as they are; of a date it writes the number of the day."""
+
+
+def _refuse_alteration(data_type: sql_types.DataType, what: str) -> None:
+    """Raise PipelineError for a value that Spark alters when it becomes JSON: with bytes, or with times as keys."""
+    _refuse_bytes(data_type, what)
+    if (key := _altered_key(data_type)) is not None:
+        raise PipelineError(
+            f"{what} must not have keys of the type {key.simpleString()} in a map; convert them to texts first"
+        )
+
+
+def _altered_key(data_type: sql_types.DataType) -> sql_types.DataType | None:
+    match data_type:
+        case sql_types.ArrayType():
+            return _altered_key(data_type.elementType)
+        case sql_types.MapType():
+            is_kept = isinstance(data_type.keyType, _KEPT_KEYS)
+            return _altered_key(data_type.valueType) if is_kept else data_type.keyType
+        case sql_types.StructType():
+            return next((key for field in data_type.fields if (key := _altered_key(field.dataType)) is not None), None)
+        case _:
+            return None
 
 
 def _has_bytes(data_type: sql_types.DataType) -> bool:
@@ -174,7 +218,7 @@ def _body(messages: DataFrame, name: str | None) -> Column:
     if isinstance(data_type, sql_types.BinaryType | sql_types.StringType):
         return column.cast("binary")
     if isinstance(data_type, (*_NESTED, sql_types.VariantType)):
-        _refuse_bytes(data_type, "a body that becomes JSON")
+        _refuse_alteration(data_type, "a body that becomes JSON")
         return F.to_json(column, _JSON).cast("binary")
     raise PipelineError(f"a body must be binary, a text or a struct, not {data_type.simpleString()}")
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -182,11 +183,11 @@ def _conflicting_rows(
     if not conflicts:
         return []
     ids = cast("list[str]", messages.column("message_id").to_pylist())
-    positions = dict[str, int]()  # Rows with one id and different content were set aside before.
+    positions = defaultdict[str, deque[int]](deque)  # Rows with one id and different content were set aside before.
     for position, message_id in enumerate(cast("list[str]", good.column("message_id").to_pylist())):
-        positions.setdefault(message_id, position)
+        positions[message_id].append(position)
     return [
-        row_of(good, positions[ids[position]], CONFLICTING, CONFLICTS_WITH_STORE, detail)
+        row_of(good, positions[ids[position]].popleft(), CONFLICTING, CONFLICTS_WITH_STORE, detail)
         for position, detail in conflicts.items()
     ]
 
@@ -211,10 +212,11 @@ def _origin_of(batch: pa.RecordBatch, position: int, raw: dict[str, bytes]) -> d
     origin = cast("dict[str, Any] | None", batch.column("origin")[position].as_py())
     if origin is None:
         return {}
-    raw["row"] = origin["content"]
-    text = origin["content"].decode("utf-8", "backslashreplace")
     detail = {} if origin["detail"] is None else {"detail": origin["detail"]}
-    return {"file": origin["file"], "line": origin["line"], "row": text, **detail}
+    if origin["content"] is not None:
+        raw["row"] = origin["content"]
+        detail["row"] = origin["content"].decode("utf-8", "backslashreplace")
+    return {"file": origin["file"], "line": origin["line"], **detail}
 
 
 def shorten_samples(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
