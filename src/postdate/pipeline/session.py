@@ -175,6 +175,9 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     java_options = [*STARTUP_OPTIONS, "-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={logging_file.as_uri()}"]
     options = settings["spark.driver.extraJavaOptions"]
     settings["spark.driver.extraJavaOptions"] = " ".join([*java_options, options]).strip()
+    if not master.startswith("local"):  # ORC shows a time by the zone of the Java that reads it
+        options = settings.get("spark.executor.extraJavaOptions", "")
+        settings["spark.executor.extraJavaOptions"] = f"-Duser.timezone=UTC {options}".strip()
     return settings
 
 
