@@ -480,6 +480,29 @@ async def test_who_sends_by_older_files_does_not_make_the_store_older(shop: tupl
         assert wall_times.decode_rules(marker) == [*wall_times.decode_rules(before), algiers]
 
 
+async def test_who_sends_by_newer_files_makes_the_store_newer(shop: tuple[str, Client], rules: Change) -> None:
+    """Or a service with the older files moves what was sent back, and early (simulator, seeds 41019162, 41020242)."""
+    url, client = shop
+    async with looking_into(url, {}) as store:
+        rules(PARIS, "2099a")
+        daily = wall_times.wall_time_loop(store, VirtualClock())
+        await wall_times.ensure_rules(store, PARIS, [zones.rules_of(PARIS)], "2099a", at(0))
+        rules("Africa/Algiers", "2099b")
+        algiers = zones.rules_of(PARIS)
+        await wall_times.ensure_rules(store, PARIS, [algiers], "2099b", at(0))
+        (marker,) = await wall_times.list_markers(store)
+        assert marker.headers["version"] == "2099b"
+        assert wall_times.decode_rules(marker)[0] == algiers
+        sent = DelayedMessage("sent", at(8), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
+        await store.store(sent, at(0))
+        rules(PARIS, "2099a")
+        await daily._run_once(daily)
+        assert (await dues(client))["sent"] == at(8)
+        rules("Africa/Algiers", "2099b")
+        await daily._run_once(daily)
+    assert set((await dues(client)).values()) == {at(8)}
+
+
 @pytest.mark.parametrize(("more", "hour"), [(0, 8), (1, 7)], ids=["thirty days", "later"])
 async def test_what_is_stored_by_rules_of_before_is_looked_for_for_thirty_days(
     shop: tuple[str, Client], rules: Change, more: int, hour: int
