@@ -25,7 +25,7 @@ import pyarrow.parquet
 
 from postdate.errors import PipelineError
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.inputs import WHOLE_FILES, escape_existing, input_format_of
+from postdate.pipeline.inputs import WHOLE_FILES, escape_file_path, input_format_of
 from postdate.pipeline.rows import Batches
 from postdate.pipeline.texts import Encoding
 
@@ -58,7 +58,7 @@ def count_rows(
     count = partial(_count_files, name, Encoding(encoding), delimiter)
     with shorten_errors(f"cannot count the rows of {', '.join(map(repr, paths))}"):
         reader = spark.read.options(**WHOLE_FILES).format("binaryFile")
-        files = reader.load([*map(escape_existing, paths)]).select("path", "content")
+        files = reader.load([*map(escape_file_path, paths)]).select("path", "content")
         return sum(row["rows"] for row in files.mapInArrow(count, "rows long").collect())
 
 

@@ -26,17 +26,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline import texts
+from postdate.pipeline import inputs, texts
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.inputs import (
-    PACKAGES,
-    WHOLE_FILES,
-    check_encoding,
-    escape_existing,
-    escape_pattern,
-    input_format_of,
-    origin_of,
-)
 from postdate.pipeline.rows import Batches, quote_name
 from postdate.pipeline.session import is_connect
 from postdate.pipeline.texts import ORIGIN
@@ -80,9 +71,9 @@ def read_input(
             only when it is read.
     """
     sources = [path] if isinstance(path, str) else list(path)
-    name = input_format_of(sources, input_format)
-    subject, paths = ", ".join(map(repr, sources)), [*map(escape_existing, sources)]
-    checked_encoding = check_encoding(texts.Encoding(encoding), name)
+    name = inputs.input_format_of(sources, input_format)
+    subject, paths = ", ".join(map(repr, sources)), [*map(inputs.escape_file_path, sources)]
+    checked_encoding = inputs.check_encoding(texts.Encoding(encoding), name)
     checked_delimiter = texts.Delimiter(delimiter).text
     with shorten_errors(f"cannot read {subject}"):
         match name:
@@ -99,13 +90,13 @@ def read_input(
 
 def _read_with_package(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
     try:
-        return spark.read.options(**WHOLE_FILES).format(name).load(paths)
+        return spark.read.options(**inputs.WHOLE_FILES).format(name).load(paths)
     except Exception as error:
         text = str(error)
         if "Failed to find" not in text and "DATA_SOURCE_NOT_FOUND" not in text and "ClassNotFound" not in text:
             raise
         raise PipelineError(
-            f"Spark has no package for {name} here: start it with {PACKAGES[name]} of its version among "
+            f"Spark has no package for {name} here: start it with {inputs.PACKAGES[name]} of its version among "
             f"spark.jars.packages"
         ) from error
 
@@ -143,12 +134,12 @@ def read_directory(  # noqa: PLR0913 - which files, and how to read them
         raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
     if files_at_once < 1:
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
-    checked_encoding = check_encoding(texts.Encoding(encoding), format)
+    checked_encoding = inputs.check_encoding(texts.Encoding(encoding), format)
     with ExitStack() as stack:
         stack.enter_context(shorten_errors(f"cannot read {path!r} with the schema {schema!r}"))
         if format == "parquet" and _NANOSECONDS.search(schema):
             spark = stack.enter_context(_nanosecond_session(spark))
-        reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE, **WHOLE_FILES)
+        reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE, **inputs.WHOLE_FILES)
         if format == "parquet":
             # A malformed value must not become a null, which would look like a row without a due time.
             rows = reader.options(mode="FAILFAST").schema(schema).format(format).load(path)
@@ -223,7 +214,7 @@ def _json_origins(encoding: texts.Encoding, batches: Batches) -> Batches:
             if line.strip():
                 is_malformed = texts.json_object(line, encoding, case_sensitive=True) is None
                 text = None if is_malformed else (encoding.decode(line) or "").removeprefix("\ufeff")
-                origin = origin_of(texts.Row((), is_malformed, line, numbers[path, start]), path, encoding)
+                origin = inputs.origin_of(texts.Row((), is_malformed, line, numbers[path, start]), path, encoding)
                 rows.append((text, origin if start == 0 else origin._replace(line=None)))
         yield _text_batch(rows)
 
@@ -257,7 +248,7 @@ def _csv_origins(names: list[str], encoding: texts.Encoding, batches: Batches) -
                 continue
             for row in record_rows:
                 text = None if row.is_malformed else ",".join(map(_quote_cell, row.cells))
-                rows.append((text, origin_of(row, path, encoding)))
+                rows.append((text, inputs.origin_of(row, path, encoding)))
         yield _text_batch(rows)
 
 
@@ -317,7 +308,7 @@ def _csv_records(
         reader.format("csv")
         .options(multiLine=True, escape='"', unescapedQuoteHandling=unescaped_quotes, encoding=encoding.spark_encoding)
         .options(sep=delimiter, maxColumns=_MOST_CELLS, columnNameOfCorruptRecord="record", mode="PERMISSIVE")
-        .options(**WHOLE_FILES)
+        .options(**inputs.WHOLE_FILES)
         .schema(_RECORD)
         .load(path)
     )
@@ -348,7 +339,8 @@ def _schema_of(names: Sequence[str], folders: Sequence[StructField]) -> StructTy
 def _parse_csv(header: list[str | None], encoding: texts.Encoding, delimiter: str, batches: Batches) -> Batches:
     for batch, positions, rows in _csv_file_rows(header, encoding, batches, delimiter):
         paths = _column(batch, 0)
-        origins = [origin_of(row, paths[position], encoding) for row, position in zip(rows, positions, strict=True)]
+        files = [paths[position] for position in positions]
+        origins = [inputs.origin_of(row, file, encoding) for row, file in zip(rows, files, strict=True)]
         yield texts.to_table(rows, origins, positions, batch, len(header), skipped=3)
 
 
@@ -399,7 +391,7 @@ def _lines(reader: Any, path: str | list[str], *, with_origin: bool = False) -> 
 
     ``with_origin``: each line has its file, and the byte at which the part of the file begins that its task reads.
     """
-    rows = reader.options(**WHOLE_FILES).format("text").load(path)
+    rows = reader.options(**inputs.WHOLE_FILES).format("text").load(path)
     folders = _folder_texts(rows, [name for name in rows.columns if name != "value"])
     origin = [F.col("_metadata.file_path").alias("_file"), F.col("_metadata.file_block_start").alias("_start")]
     return rows.select(F.col("value").cast("binary").alias("line"), *(origin if with_origin else ()), *folders)
@@ -471,7 +463,7 @@ def _parse_json(
                 values = parse(line)
                 cells = [None] * len(names) if values is None else [*map(values.get, names)]
                 rows.append(texts.Row(cells, values is None, line, numbers[file, start]))
-                origins.append(origin_of(rows[-1], file, encoding))
+                origins.append(inputs.origin_of(rows[-1], file, encoding))
                 positions.append(position)
         yield texts.to_table(rows, origins, positions, batch, len(names), skipped=3)
 
@@ -509,14 +501,14 @@ def _read_columns(spark: SparkSession, paths: list[str], name: str) -> DataFrame
 
 def _with_folder_texts(spark: SparkSession, paths: list[str], name: str) -> DataFrame:
     """Read Parquet or ORC, with the columns from the names of folders as texts."""
-    reader = spark.read.options(mergeSchema=True, **WHOLE_FILES).format(name)
+    reader = spark.read.options(mergeSchema=True, **inputs.WHOLE_FILES).format(name)
     rows = reader.load(paths)
     files = [unquote(file) for file in rows.inputFiles()]
     if not any(re.search("/[^/]+=[^/]*/", file) for file in files):
         return rows
     columns = _column_types(rows)
     folders = [each for each in columns if any(f"/{each}=" in file for file in files)]
-    if both := {*folders} & {*_column_types(reader.load(escape_pattern(files[0])))}:
+    if both := {*folders} & {*_column_types(reader.load(inputs.escape_pattern(files[0])))}:
         raise PipelineError(
             f"{', '.join(sorted(both))}: a column of the files and the name of folders, which Spark prefers; rename one"
         )

@@ -38,7 +38,7 @@ def escape_pattern(path: str) -> str:
     return re.sub(r"[{}\[\]*?\\]", r"\\\g<0>", path)
 
 
-def escape_existing(path: str) -> str:
+def escape_file_path(path: str) -> str:
     """Return a path as Spark's readers take it: that of a file of this machine means that file, and no pattern."""
     return escape_pattern(path) if "://" not in path and Path(path).exists() else path
 

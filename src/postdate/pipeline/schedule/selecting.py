@@ -165,28 +165,29 @@ def _refuse_bytes(data_type: sql_types.DataType, what: str) -> None:
         raise PipelineError(f"{what} must be texts, not {data_type.simpleString()}; convert them first")
 
 
-_KEPT_KEYS = (sql_types.StringType, sql_types.IntegralType, sql_types.BooleanType)
+_PLAIN_KEYS = (sql_types.StringType, sql_types.IntegralType, sql_types.BooleanType)
 """Types of keys that Spark writes into JSON as they are; of a date it writes the number of the day."""
 
 
 def _refuse_alteration(data_type: sql_types.DataType, what: str) -> None:
     """Raise PipelineError for a value that Spark alters when it becomes JSON: with bytes, or with times as keys."""
     _refuse_bytes(data_type, what)
-    if (key := _altered_key(data_type)) is not None:
+    if (key := _key_without_text(data_type)) is not None:
         raise PipelineError(
             f"{what} must not have keys of the type {key.simpleString()} in a map; convert them to texts first"
         )
 
 
-def _altered_key(data_type: sql_types.DataType) -> sql_types.DataType | None:
+def _key_without_text(data_type: sql_types.DataType) -> sql_types.DataType | None:
     match data_type:
         case sql_types.ArrayType():
-            return _altered_key(data_type.elementType)
+            return _key_without_text(data_type.elementType)
         case sql_types.MapType():
-            is_kept = isinstance(data_type.keyType, _KEPT_KEYS)
-            return _altered_key(data_type.valueType) if is_kept else data_type.keyType
+            is_plain = isinstance(data_type.keyType, _PLAIN_KEYS)
+            return _key_without_text(data_type.valueType) if is_plain else data_type.keyType
         case sql_types.StructType():
-            return next((key for field in data_type.fields if (key := _altered_key(field.dataType)) is not None), None)
+            keys = (_key_without_text(field.dataType) for field in data_type.fields)
+            return next((key for key in keys if key is not None), None)
         case _:
             return None
 
