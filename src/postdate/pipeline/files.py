@@ -504,7 +504,7 @@ def _with_folder_texts(spark: SparkSession, paths: list[str], name: str) -> Data
     reader = spark.read.options(mergeSchema=True, **inputs.WHOLE_FILES).format(name)
     rows = reader.load(paths)
     files = [unquote(file) for file in rows.inputFiles()]
-    if not any(re.search("/[^/]+=[^/]*/", file) for file in files):
+    if not any("=" in file.rpartition("/")[0] for file in files):
         return rows
     columns = _column_types(rows)
     folders = [each for each in columns if any(f"/{each}=" in file for file in files)]

@@ -130,10 +130,13 @@ def test_times_written_as_json_keep_their_microseconds(
     put(place / "rows", [{"id": "a", "due": "2026-03-01T12:00:00.123456Z", "at": "2026-03-01T12:00:00.000001"}])
     source = read_directory(delaying, str(place / "rows"), f"{COLUMNS}, at timestamp_ntz")
     query = run_delay(source, DelayTarget(str(place / "out"), str(place / "state"), format="json", trigger=TRIGGER))
-    eventually(lambda: any((place / "out").glob("*.json")) or failed(query), "the row is due")
+
+    def lines() -> list[str]:
+        return [line for file in (place / "out").glob("*.json") for line in file.read_text().splitlines()]
+
+    eventually(lambda: lines() or failed(query), "the row is due")
     query.stop()
-    lines = [line for file in (place / "out").glob("*.json") for line in file.read_text().splitlines()]
-    assert [json.loads(line) for line in lines] == [
+    assert [json.loads(line) for line in lines()] == [
         {"id": "a", "due": "2026-03-01T12:00:00.123456Z", "at": "2026-03-01T12:00:00.000001"}
     ]
 

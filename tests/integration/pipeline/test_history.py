@@ -317,7 +317,7 @@ def test_retention_removes_only_what_is_in_the_lake_and_all_of_it_when_the_lake_
     assert prune_all(spec, NOW + 2 * DAY) == 2
     with caplog.at_level(logging.WARNING, "postdate.pipeline"):
         write_history(spark, spec, lake)
-    assert "they are missing in the lake" in caplog.text
+    assert "are missing in the lake" in caplog.text
     assert [row[2] for row in lake_records(lake).values()].count("d") == 0
     assert len(read_positions(spec)) == 1
 
