@@ -151,6 +151,10 @@ class SimulatedStore(ports.ClaimingStore, ports.AdministrableStore):
         return message
 
     @override
+    def observer(self) -> ports.Observer:
+        return _SimulatedObserver(self._connection)
+
+    @override
     async def history(self, message_id: str) -> Sequence[ports.Record]:
         return await self._connection.call(
             "history", lambda: list(self._site.records.get(message_id, ())), needed_by=[message_id]
@@ -192,6 +196,23 @@ class SimulatedStore(ports.ClaimingStore, ports.AdministrableStore):
     @property
     def _life(self) -> str:
         return self._connection.session.life
+
+
+class _SimulatedObserver(ports.Observer):
+    """Tells whether a message is held."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @override
+    async def processes(self) -> Sequence[ports.Process]:
+        return ()
+
+    @override
+    async def pending_state_of(self, message_id: str) -> ports.PendingState | None:
+        return await self._connection.call(
+            "pending_state_of", lambda: self._connection.site.pending_state_of(message_id), needed_by=[message_id]
+        )
 
 
 class SimulatedMovingStore(SimulatedStore, ports.MovingStore):

@@ -492,6 +492,11 @@ class Site:
         row = self.rows.get(message_id)
         return None if row is None else row.message
 
+    def pending_state_of(self, message_id: str) -> ports.PendingState | None:
+        """See :meth:`postdate.ports.Observer.pending_state_of`."""
+        row = self.rows.get(message_id)
+        return None if row is None else ports.PendingState(row.message, None if row.session else row.attempt_at)
+
     def read_pending(self, where: ports.MessageFilter, limit: int) -> ports.PendingPage:
         """See :meth:`postdate.ports.AdministrableStore.read_pending`."""
         listed = [(to_microseconds(row.message.due), row.number, row.message) for row in self.rows.values()]

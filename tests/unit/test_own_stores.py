@@ -14,6 +14,7 @@ from tests.waiting import until
 from postdate import (
     DelayedDelivery,
     Endpoint,
+    Envelope,
     Headers,
     MemorySagaStore,
     MemoryStore,
@@ -21,10 +22,13 @@ from postdate import (
     TransactionMode,
 )
 from postdate.core import simple_store
+from postdate.core.health.circuit_breaker import RepeatedFailures
+from postdate.core.receive.intake import Intake
+from postdate.core.recoverability import DispatchSettings, Host
 from postdate.core.simple_store import SimpleStore
 from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnavailable, UnsupportedTransactionMode
-from postdate.messages import DelayedMessage
-from postdate.ports import ClaimingStore, Outcome, SagaStore, Transport, capabilities_of
+from postdate.messages import DelayedMessage, delay_headers
+from postdate.ports import ClaimingStore, Outcome, Received, SagaStore, Transport, capabilities_of
 from postdate.testing import Check, Fault, FaultyTransport, StoreSubject, VirtualClock, contract_checks, store_checks
 
 SECOND = timedelta(seconds=1)
@@ -352,6 +356,23 @@ async def test_a_cancelled_look_loses_nothing(make: Callable) -> None:
     assert sorted(claim.message.message_id for claim in claims) == ["m-0", "m-1", "m-2"]
     if hasattr(store, "close"):
         await store.close()
+
+
+async def test_what_is_returned_while_its_row_is_claimed_waits(make: Callable, clock: VirtualClock) -> None:
+    """Taken for a repetition it was acknowledged; then the row was removed, and it was lost."""
+    store, transport, now = SimpleStore(make()), MemoryTransport(), clock.now()
+    message = DelayedMessage("m-1", now - SECOND, "mails", {}, b"x")
+    await store.initialize("sales", TransactionMode.RECEIVE_ONLY)
+    await store.store(message, now)
+    claims = await store.claim_due(now, 10)
+    settings = DispatchSettings("sales.timeouts", "error", 0, Host("sales"))
+    breaker = RepeatedFailures("Store", "cannot store", SECOND, lambda *_: None)
+    intake = Intake(store, transport, settings, clock, breaker)
+    returned = Received(Envelope("sales.timeouts", "m-1", delay_headers(message), b"x"), 0, 1, attempts=1)
+    assert (await intake.handle(returned)).completion is None
+    assert await store.finish(claims, Outcome.FAILED, now) == 1
+    assert (await intake.handle(returned)).completion is not None
+    assert [each.message.message_id for each in await store.claim_due(now, 10)] == ["m-1"]
 
 
 async def test_what_was_fetched_before_a_fetch_failed_is_claimed(make: Callable) -> None:

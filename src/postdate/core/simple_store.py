@@ -198,6 +198,10 @@ class SimpleStore(ports.ClaimingStore):
         ready.sort(key=lambda each: each.due)
         return [self._add_claim(message) for message in ready]
 
+    def is_claimed(self, message_id: str) -> bool:
+        """Return whether this process has a claim on a message."""
+        return message_id in self._claimed
+
     def _add_claim(self, message: DelayedMessage) -> ports.Claim:
         token = self._claimed[message.message_id] = next(self._tokens)
         return ports.Claim(message, token)

@@ -18,7 +18,7 @@ from postdate.core.limits import LimitsCache
 from postdate.core.receive.outcomes import AttemptsRecovery, StepFailure, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, strip_repeat_header
 from postdate.core.recoverability import DispatchSettings, RecoveryRules
-from postdate.core.simple_store import enlisting_store
+from postdate.core.simple_store import SimpleStore, enlisting_store
 from postdate.core.timeout_manager.steps import destination_of
 from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
 from postdate.messages import DelayedMessage, Envelope, Headers, copy_with_due, from_delay_headers, to_envelope
@@ -215,17 +215,21 @@ async def _reuse_row(store: ClaimingStore, message: DelayedMessage, now: datetim
 
     The row may have failed, and this message may be its error copy, returned before the row was removed. The process
     that claimed the row may remove it at any moment, so a claimed row does not stand for the message. A row without a
-    claim is rescheduled: to now, which distinguishes it from the failed one, or to its own due time if that is later.
-    A row before its due time may be claimed, too, if a clock was set back since.
+    claim is rescheduled to now, which distinguishes it from the failed one. A row before its due time stays unchanged.
+    It may be claimed, too, if a clock was set back since. Stores with a clock of their own need no such check.
     """
+    if isinstance(store, SimpleStore):
+        return not store.is_claimed(message.message_id)
     if not isinstance(store, AdministrableStore):
         return True
     with translate_store_errors(store):
         row = await store.get(message.message_id)
         if row is None:  # delivered since, or failed; if it failed, the message must be stored again
             return await is_stored(store, message)
+        if row.due >= now:
+            state = None if (observer := store.observer()) is None else await observer.pending_state_of(row.message_id)
+            return state is None or state.attempt_at is not None
         try:
-            wall_time = row.headers.get(Headers.WALL_TIME) if row.due > now else None
-            return await store.reschedule(row.message_id, max(row.due, now), now, wall_time)
+            return await store.reschedule(row.message_id, now, now)
         except errors.InvalidMessage:  # the row has expired, and so has the message
             return True
