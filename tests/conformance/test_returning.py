@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -170,3 +171,23 @@ async def test_what_was_edited_is_returned_by_its_own_id_only(transport_subject:
                 bodies[received.envelope.message_id] = received.envelope.body
                 assert Headers.EDITED_AS not in received.envelope.headers
         assert bodies == {sent.message_id: b"new", "m1": b"{}", "m2": b"{}"}
+
+
+@pytest.mark.parametrize("treatment", [operations.Treatment(), operations.Treatment(discard=True)])
+async def test_a_filter_never_reaches_another_message_with_the_same_id(
+    transport_subject: TransportSubject, treatment: operations.Treatment
+) -> None:
+    """Two endpoints share an error queue, or a program sends one id to two queues. The older one was discarded."""
+    async with open_queues(transport_subject) as transport:
+        bill = failed("order-7", "order-7", b"the bill")
+        bill = replace(bill, headers={**bill.headers, Headers.EXCEPTION_TYPE: "builtins.OSError"})
+        mail = failed("order-7", "order-7", b"the mail")
+        assert await transport.send([bill, mail], START) == [None, None]
+        deployment = OpenDeployment(load_settings(None, {}), None, transport, None, transport.observer())
+        wanted = operations.ErrorFilter(exception="builtins.ValueError")
+        (result,) = await operations.return_all(deployment, IN, START, wanted, treatment)
+        assert result.done
+        async with closing(transport.receiver(IN)) as receiver:
+            (left,) = await receive_all(receiver, 1)
+            assert left.envelope.body == b"the bill"
+            await receiver.commit(left, START, Completion(None))

@@ -28,9 +28,9 @@ from postdate.endpoint.completions import POLICY_FAILURES, MessageCompletions
 from postdate.endpoint.handler_context import BusinessTransaction, HandlerContext
 from postdate.endpoint.message_types import MessageTypes, type_name
 from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, is_saga_timeout, translate_own_store_errors
+from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, translate_own_store_errors
 from postdate.endpoint.settings import Audit
-from postdate.messages import Envelope, Headers
+from postdate.messages import Envelope, Headers, is_saga_timeout
 from postdate.runtime import tracing
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.cancellation import is_cancelled, is_scope_cancelled, is_task_cancelled, undo_task_cancellation

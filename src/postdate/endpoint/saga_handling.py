@@ -343,11 +343,6 @@ class Sagas:
             await self.store.apply([SagaChange(SagaChangeKind.COMPLETED, set_aside)])
 
 
-def is_saga_timeout(headers: Mapping[str, str]) -> bool:
-    """Return whether a message is for the timeout handlers of sagas only."""
-    return headers.get(Headers.IS_SAGA_TIMEOUT_MESSAGE, "").lower() == "true"
-
-
 def _saga_type(headers: Mapping[str, str]) -> str:
     """Return the name of the saga that a message is for, without the assembly that .NET adds."""
     return headers.get(Headers.SAGA_TYPE, "").split(",")[0].strip()

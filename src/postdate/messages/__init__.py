@@ -11,6 +11,7 @@ from postdate.messages.headers import (
     check_headers as check_headers,
     decode_headers as decode_headers,
     encode_headers as encode_headers,
+    is_saga_timeout as is_saga_timeout,
     origin_of as origin_of,
     size_in_bytes as size_in_bytes,
 )

@@ -96,8 +96,12 @@ def origin_of(headers: Mapping[str, str]) -> Origin:
     """Return why a message with these headers waits, or waited, in a store."""
     if Headers.DELAYED_RETRIES in headers:
         return Origin.RETRY
-    is_timeout = headers.get(Headers.IS_SAGA_TIMEOUT_MESSAGE, "").lower() == "true"
-    return Origin.SAGA_TIMEOUT if is_timeout else Origin.APPLICATION
+    return Origin.SAGA_TIMEOUT if is_saga_timeout(headers) else Origin.APPLICATION
+
+
+def is_saga_timeout(headers: Mapping[str, str]) -> bool:
+    """Return whether a saga asked for the message, as a timeout."""
+    return headers.get(Headers.IS_SAGA_TIMEOUT_MESSAGE, "").lower() == "true"
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

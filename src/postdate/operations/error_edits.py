@@ -10,7 +10,7 @@ from postdate.core.limits import has_limits
 from postdate.core.recoverability import check_answers
 from postdate.core.simple_store import enlisting_store
 from postdate.errors import InvalidMessage, MessageNotFound, PostdateError
-from postdate.messages import Envelope, Headers, expires_at_of, new_message_id
+from postdate.messages import Envelope, Headers, expires_at_of, is_saga_timeout, new_message_id
 from postdate.operations import error_returns
 from postdate.operations.error_queue import ids_of, missing_text
 from postdate.operations.queues import close_receiver, requeue_message, walk_queue
@@ -91,7 +91,9 @@ def _apply_edit(failed: Envelope, queue: str, now: datetime, change: Edit) -> tu
         error_returns.copy_without_failure(failed, error_returns.return_destination(failed, change.to)),
         new_message_id(),
     )
-    headers = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
+    # A saga knows its timeouts by the id of their sender.
+    sender_id = failed.headers.get(Headers.MESSAGE_ID, failed.message_id) if is_saga_timeout(failed.headers) else new_id
+    headers = {**copy.headers, **change.headers, Headers.MESSAGE_ID: sender_id, Headers.EDIT_OF: failed.message_id}
     if (reason := error_returns.readable_discard_reason(headers, now)) is not None:
         has_expired = (expires_at := expires_at_of(headers)) is not None and expires_at < now
         name = Headers.EXPIRES_AT if has_expired else Headers.TIME_TO_BE_RECEIVED

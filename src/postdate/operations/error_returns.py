@@ -25,7 +25,7 @@ from postdate.operations.error_queue import (
 )
 from postdate.operations.plain import Progress, ignore_progress
 from postdate.operations.queues import close_receiver, requeue_message, walk_queue
-from postdate.ports import ClaimingStore, Completion, Received, Receiver, RecordKind
+from postdate.ports import ClaimingStore, Completion, QueuedMessage, Received, Receiver, RecordKind
 from postdate.wiring import OpenDeployment
 
 _FAILURE_HEADERS = frozenset(
@@ -155,11 +155,23 @@ async def return_all(
         if treatment.dry_run:
             results += [_preview_treatment(each.envelope, queue, now, treatment, each.received_by) for each in others]
             continue
-        results += await return_messages(
-            deployment, queue, [each.envelope.message_id for each in others], now, treatment
-        )
+        results += await _treat_queued(deployment, queue, others, now, treatment)
         progress(len(results))
     return await _refuse_missing_queues(deployment, results) if treatment.dry_run else results
+
+
+async def _treat_queued(
+    deployment: OpenDeployment, queue: str, messages: Sequence[QueuedMessage], now: datetime, treatment: Treatment
+) -> list[ReturnResult]:
+    """Return or discard the messages that were read in the queue. Others may have their ids, and stay."""
+    if not deployment.transport.capabilities.receives_by_id:
+        return await return_messages(deployment, queue, [each.envelope.message_id for each in messages], now, treatment)
+    receiver = deployment.transport.receiver(queue)
+    returning = FailedMessageReturner(deployment, receiver, queue, now, treatment)
+    try:
+        return [await returning.treat_queued(each.envelope) for each in messages]
+    finally:
+        await close_receiver(receiver, queue)
 
 
 async def _refuse_missing_queues(
@@ -270,6 +282,23 @@ class FailedMessageReturner:
         if not result.done:
             await requeue_message(self.receiver, received, self.now)
         return replace(result, message_id=message_id)
+
+    async def treat_queued(self, queued: Envelope) -> ReturnResult:
+        """Return or discard the message that was read in the queue, and no other one with its id."""
+        others = list[Received]()
+        try:
+            while (received := await self.receiver.receive_by_id(queued.message_id)) is not None:
+                if (received.envelope.headers, received.envelope.body) != (queued.headers, queued.body):
+                    others.append(received)
+                    continue
+                result = await self.treat_received(received)
+                if not result.done:
+                    others.append(received)
+                return result
+        finally:
+            for each in others:
+                await requeue_message(self.receiver, each, self.now)
+        return self._refuse(queued.message_id, "it is not there any more, or another process has received it")
 
     async def receive_message(self, message_id: str) -> tuple[Received | None, str]:
         """Receive a message by its id in the queue, or by the id of its sender. A retry has a new id in the queue.

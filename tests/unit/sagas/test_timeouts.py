@@ -24,8 +24,11 @@ from tests.saga_world import (
     cannot_cancel,
 )
 
-from postdate import HandlerContext, Headers, Recoverability, Saga, handles_timeout, started_by
+from postdate import HandlerContext, Headers, Recoverability, Saga, handles_timeout, operations, started_by
+from postdate.config import load_settings
 from postdate.errors import ConfigurationError, DelayConflict, InvalidMessage, InvalidTimestamp
+from postdate.operations import queues
+from postdate.wiring import OpenDeployment
 
 
 async def test_a_timeout_reaches_its_saga_type_and_instance_with_its_state_row_106(world: World) -> None:
@@ -246,3 +249,27 @@ async def test_a_timeout_requests_the_next_and_completes_in_the_end(world: World
             await world.clock.advance(HOUR + SECOND)
         assert await world.length("mails") == 4
         assert await world.record("c-1", "Chain") is None
+
+
+async def test_a_failed_timeout_that_an_operator_has_edited_reaches_its_saga(memory: World) -> None:
+    """A saga knows its timeouts by their ids; the edited one had another, and was ignored."""
+
+    class Bill(Saga[State], correlated_by="order_id"):
+        @started_by(Place)
+        async def start(self, message: Place, context: HandlerContext) -> None:
+            await self.request_timeout(Due("?"), within=SECOND)
+
+        @handles_timeout(Due)
+        async def due(self, timeout: Due, context: HandlerContext) -> None:
+            bills.append(int(timeout.text))
+
+    bills = list[int]()
+    async with memory.endpoint(Bill, recoverability=Recoverability(immediate_retries=0, delayed_retries=0)) as endpoint:
+        await memory.send(endpoint, Place("o-1"))
+        await memory.clock.advance(2 * SECOND)
+        deployment = OpenDeployment(load_settings(None, {}), None, memory.transport, None, None)
+        (failed,) = (await queues.peek(deployment, "error", 9, memory.clock.now())).messages
+        edit = operations.Edit(b'{"text": "7"}', {}, None)
+        await operations.edit(deployment, "error", failed.message_id, memory.clock.now(), edit)
+        await memory.clock.advance(SECOND)
+    assert bills == [7]
