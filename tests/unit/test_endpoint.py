@@ -24,8 +24,8 @@ from postdate import (
     errors,
 )
 from postdate.backends.postgres.store import PostgresStore
-from postdate.messages import format_timestamp
-from postdate.ports import TransportCapabilities, Wake
+from postdate.messages import Origin, format_timestamp
+from postdate.ports import MessageFilter, TransportCapabilities, Wake
 from postdate.testing import Fault, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -340,9 +340,11 @@ async def test_a_full_queue_holds_up_no_messages_whose_handlers_send_elsewhere(
             assert await memory.length("free") == 2
             await memory.clock.advance(timedelta(hours=1))
             assert await memory.length("full") == await memory.length("error") == 0
+            waiting = await memory.store.list_pending(MessageFilter(), 10)
+            assert {each.origin for each in waiting} == {Origin.RETRY}, "or a bulk change cancels them"
         await memory.clock.advance(11 * SECOND)
         assert await memory.length("full") == 4
-    assert set(retries) == {None}, "it does not count"
+    assert set(retries) == {None, "0"}, "it does not count"
 
 
 async def test_without_an_error_queue_a_failing_message_stays_row_41(memory: Surroundings) -> None:

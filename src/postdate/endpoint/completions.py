@@ -23,6 +23,7 @@ from postdate.core.recoverability import (
     MoveToError,
     Recoverability,
     check_retries,
+    count_delayed_retries,
     decide_handling_failure,
     delayed_retry_headers,
     escape_unstorable,
@@ -125,13 +126,19 @@ class MessageCompletions:
                 return self.error_completion(received, error, queue)
 
     def completion_while_full(self, received: Received, error: Exception) -> Completion:
-        """Return the completion of a message while a destination is full: a delayed retry without a counted failure."""
+        """Return the completion of a message while a destination is full: a delayed retry without a counted failure.
+
+        The header of retries stays at its number. It tells the store that the message is a retry, and not one that the
+        application scheduled, which a bulk change may cancel.
+        """
         now = self.outgoing.clock.now()
         due, reason = later(now, LONGEST_OUTAGE_DELAY), f"{type(error).__name__}: {text_of(error)}"
         if self._expires_before(received, due):
             return self.discard_completion(received, f"expires before its retry: {reason}")
         log.info("message %s is retried in %s: %s", _message_id(received), LONGEST_OUTAGE_DELAY, reason)
-        retry = self._retry_message(received, due, _own_headers(received.envelope))
+        headers = _own_headers(received.envelope)
+        headers = {**headers, messages.Headers.DELAYED_RETRIES: str(count_delayed_retries(headers))}
+        retry = self._retry_message(received, due, headers)
         return self.outgoing.completion_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
 
     def _decide(self, received: Received, error: Exception, now: datetime) -> Decision:
