@@ -155,12 +155,12 @@ async def return_all(
         if treatment.dry_run:
             results += [_preview_treatment(each.envelope, queue, now, treatment, each.received_by) for each in others]
             continue
-        results += await _treat_queued(deployment, queue, others, now, treatment)
+        results += await _treat_page(deployment, queue, others, now, treatment)
         progress(len(results))
     return await _refuse_missing_queues(deployment, results) if treatment.dry_run else results
 
 
-async def _treat_queued(
+async def _treat_page(
     deployment: OpenDeployment, queue: str, messages: Sequence[QueuedMessage], now: datetime, treatment: Treatment
 ) -> list[ReturnResult]:
     """Return or discard the messages that were read in the queue. Others may have their ids, and stay."""
@@ -169,7 +169,7 @@ async def _treat_queued(
     receiver = deployment.transport.receiver(queue)
     returning = FailedMessageReturner(deployment, receiver, queue, now, treatment)
     try:
-        return [await returning.treat_queued(each.envelope) for each in messages]
+        return [await returning.treat_envelope(each.envelope) for each in messages]
     finally:
         await close_receiver(receiver, queue)
 
@@ -283,12 +283,12 @@ class FailedMessageReturner:
             await requeue_message(self.receiver, received, self.now)
         return replace(result, message_id=message_id)
 
-    async def treat_queued(self, queued: Envelope) -> ReturnResult:
+    async def treat_envelope(self, envelope: Envelope) -> ReturnResult:
         """Return or discard the message that was read in the queue, and no other one with its id."""
         others = list[Received]()
         try:
-            while (received := await self.receiver.receive_by_id(queued.message_id)) is not None:
-                if (received.envelope.headers, received.envelope.body) != (queued.headers, queued.body):
+            while (received := await self.receiver.receive_by_id(envelope.message_id)) is not None:
+                if (received.envelope.headers, received.envelope.body) != (envelope.headers, envelope.body):
                     others.append(received)
                     continue
                 result = await self.treat_received(received)
@@ -298,7 +298,7 @@ class FailedMessageReturner:
         finally:
             for each in others:
                 await requeue_message(self.receiver, each, self.now)
-        return self._refuse(queued.message_id, "it is not there any more, or another process has received it")
+        return self._refuse(envelope.message_id, "it is not there any more, or another process has received it")
 
     async def receive_message(self, message_id: str) -> tuple[Received | None, str]:
         """Receive a message by its id in the queue, or by the id of its sender. A retry has a new id in the queue.
