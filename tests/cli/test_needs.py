@@ -1,7 +1,8 @@
 """What an operator gets where a store or its queues offer less than the embedded ones."""
 
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport, operations
 from postdate.config import load_settings
 from postdate.core.changes import Pending
+from postdate.core.limits import change_limits, limit_change
 from postdate.endpoint.send_options import SendOptions
 from postdate.errors import MessageNotFound, NotSupported, QueueNotFound, TransportUnreachable
 from postdate.messages import Envelope
@@ -305,6 +307,43 @@ async def test_what_is_edited_is_another_and_the_failed_one_stays(transport, soo
         with pytest.raises(QueueNotFound):
             await operations.edit(here, "error", "m1", NOW, operations.Edit(None, {"own": "1"}, "nowhere"))
         assert await left_in(here, "error") == ["m1"]
+
+
+@pytest.mark.parametrize("act", [
+    lambda here: operations.return_messages(here, "error", ["m1"], NOW + timedelta(seconds=5)),
+    lambda here: operations.edit(here, "error", "m1", NOW + timedelta(seconds=5), operations.Edit(b"new", {}, None)),
+], ids=["return", "edit"])  # fmt: skip
+async def test_what_is_tried_again_after_an_error_is_sent_once(act: Any) -> None:
+    """The queue has limits and the store is elsewhere: it was stored, sent, and stayed in the error queue."""
+
+    class Broken(MemoryTransport):
+        """Its first commit fails."""
+
+        def receiver(self, queue: str) -> Any:
+            receiver = super().receiver(queue)
+            commit = receiver.commit
+
+            async def fail_once(*arguments: Any) -> None:
+                if not failures:
+                    failures.append(TransportUnreachable("the connection is lost"))
+                    raise failures[0]
+                await commit(*arguments)
+
+            receiver.commit = fail_once  # type: ignore[method-assign]
+            return receiver
+
+    failures, store = list[Exception](), MemoryStore()
+    async with with_failed(Broken(), "m1") as queues_alone:
+        here = replace(queues_alone, store=store)
+        await change_limits(store, "orders", limit_change(50, ()), NOW)
+        with suppress(TransportUnreachable):
+            assert not (await act(here))[0].done
+        claims = await store.claim_due(NOW + timedelta(minutes=1), 10)
+        await store.finish(claims, Outcome.DELIVERED, NOW + timedelta(minutes=1))
+        assert len(claims) == 1
+        await act(here)
+        assert (await store.statistics(NOW)).pending == 0
+        assert await store.claim_due(NOW + timedelta(minutes=2), 10) == []
 
 
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])

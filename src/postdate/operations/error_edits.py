@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,7 +12,7 @@ from postdate.core.limits import has_limits
 from postdate.core.recoverability import check_answers
 from postdate.core.simple_store import enlisting_store
 from postdate.errors import InvalidMessage, MessageNotFound, PostdateError
-from postdate.messages import Envelope, Headers, expires_at_of, is_saga_timeout, new_message_id
+from postdate.messages import Envelope, Headers, expires_at_of, is_saga_timeout
 from postdate.operations import error_returns
 from postdate.operations.error_queue import ids_of, missing_text
 from postdate.operations.queues import close_receiver, requeue_message, walk_queue
@@ -52,7 +54,9 @@ async def edit(
             async for (received,) in walk.receive_pages():
                 if message_id in ids_of(received.envelope):
                     edited_message, marked_message = _apply_edit(received.envelope, queue, now, change)
-                    completion = await _prepare_completion(deployment, edited_message, marked_message, now)
+                    completion = await _prepare_completion(
+                        deployment, received.envelope, edited_message, marked_message, now
+                    )
                     # First the edited message, then the mark: without transactions, a message whose edit cannot be sent
                     # must not be marked.
                     sent = [each for each in completion.outgoing if each is edited_message]
@@ -75,7 +79,9 @@ async def edit(
         try:
             edited_message, marked_message = _apply_edit(received.envelope, queue, now, change)
             await receiver.commit(
-                received, now, await _prepare_completion(deployment, edited_message, marked_message, now)
+                received,
+                now,
+                await _prepare_completion(deployment, received.envelope, edited_message, marked_message, now),
             )
         except PostdateError:
             await requeue_message(receiver, received, now)
@@ -87,10 +93,8 @@ async def edit(
 
 def _apply_edit(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[Envelope, Envelope]:
     """Return the edited message, and the failed message with the mark with which it goes back to the error queue."""
-    copy, new_id = (
-        error_returns.copy_without_failure(failed, error_returns.return_destination(failed, change.to)),
-        new_message_id(),
-    )
+    copy = error_returns.copy_without_failure(failed, error_returns.return_destination(failed, change.to))
+    new_id = _id_of_edit(failed, copy.destination, change)
     # A saga knows its timeouts by the id of their sender.
     sender_id = failed.headers.get(Headers.MESSAGE_ID, failed.message_id) if is_saga_timeout(failed.headers) else new_id
     headers = {**copy.headers, **change.headers, Headers.MESSAGE_ID: sender_id, Headers.EDIT_OF: failed.message_id}
@@ -105,8 +109,21 @@ def _apply_edit(failed: Envelope, queue: str, now: datetime, change: Edit) -> tu
     return edited_message, marked_message
 
 
+def _id_of_edit(failed: Envelope, destination: str, change: Edit) -> str:
+    """Return the id of an edited message. An edit that is repeated after an error has the same one."""
+    body = b"" if change.body is None else change.body
+    parts = (
+        failed.message_id,
+        failed.headers.get(Headers.TIME_OF_FAILURE),
+        destination,
+        sorted(change.headers.items()),
+    )
+    digest = hashlib.sha256(repr((*parts, change.body is None)).encode() + body).hexdigest()
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, digest))
+
+
 async def _prepare_completion(
-    deployment: OpenDeployment, edited_message: Envelope, marked_message: Envelope, now: datetime
+    deployment: OpenDeployment, failed: Envelope, edited_message: Envelope, marked_message: Envelope, now: datetime
 ) -> Completion:
     """Return the end of the failed message: the edited message is sent, and the marked one returns to the error queue.
 
@@ -118,5 +135,5 @@ async def _prepare_completion(
     message = error_returns.delayed_message_of(edited_message, edited_message.message_id, now)
     if (moving := enlisting_store(store, deployment.transport)) is not None:
         return Completion(record=None, outgoing=[marked_message], work=[moving.storing_work([message], now)])
-    await store.store(message, now)
+    await error_returns.store_once(store, message, failed, now)
     return Completion(record=None, outgoing=[marked_message])

@@ -9,12 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from postdate.clock import EARLIEST
 from postdate.core.expiry import discard_reason
 from postdate.core.limits import has_limits
 from postdate.core.receive.settling import is_stored
 from postdate.core.simple_store import enlisting_store
 from postdate.errors import DuplicateMessage, InvalidMessage, InvalidTimestamp, PostdateError, QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.messages import DelayedMessage, Envelope, Headers, format_timestamp
 from postdate.operations.error_queue import (
     ANY_FAILED,
     ErrorFilter,
@@ -98,6 +99,21 @@ def delayed_message_of(copy: Envelope, own_id: str, now: datetime) -> DelayedMes
     headers.pop(Headers.LOAD, None)
     expires_at = None if copy.expires_at is None or copy.expires_at < now else copy.expires_at
     return DelayedMessage(own_id, now, copy.destination, headers, copy.body, expires_at)
+
+
+async def store_once(store: ClaimingStore, message: DelayedMessage, failed: Envelope, now: datetime) -> None:
+    """Store a message in place of a failed one; without effect if an earlier try has stored it since the failure.
+
+    The id of the message must be made of the failed one. Raise DuplicateMessage if another message has it.
+    """
+    try:
+        await store.store(message, now)
+    except DuplicateMessage:
+        # The earlier try had another due time, and its message may have been sent since.
+        since = failed.headers.get(Headers.TIME_OF_FAILURE) or format_timestamp(EARLIEST)
+        repetition = replace(message, headers={**message.headers, Headers.MAY_REPEAT_SINCE: since})
+        if not await is_stored(store, repetition):
+            raise
 
 
 def return_destination(failed: Envelope, to: str | None) -> str:
@@ -337,11 +353,7 @@ class FailedMessageReturner:
         message = delayed_message_of(copy, str(own_id), self.now)
         if (moving := enlisting_store(store, self.deployment.transport)) is not None:
             return replace(completion, outgoing=[], work=[moving.storing_work([message], self.now)])
-        try:
-            await store.store(message, self.now)
-        except DuplicateMessage:
-            if not await is_stored(store, message):
-                raise
+        await store_once(store, message, failed, self.now)
         return replace(completion, outgoing=[])
 
     def _refuse(self, message_id: str, remark: str) -> ReturnResult:
