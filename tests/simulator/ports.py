@@ -247,13 +247,13 @@ class SimulatedLimits(SimulatedStore, LimitingStore):
             return [each for each in kept if destinations is None or each.destination in destinations]
 
         # An intake needs the answer for the message it has in hand, as that of `load_limits_in_use`.
-        needed_by = list(self._connection.server.ledger.dues)
+        needed_by = list(self._connection.server.ledger.first_dues)
         return await self._connection.call("load_limits", read, needed_by=needed_by)
 
     @override
     async def load_limits_in_use(self) -> LimitsInUse:
         # An intake needs the answer for whichever message it has in hand.
-        needed_by = list(self._connection.server.ledger.dues)
+        needed_by = list(self._connection.server.ledger.first_dues)
         return await self._connection.call("load_limits_in_use", self._site.limits_in_use, needed_by=needed_by)
 
     @override
