@@ -18,12 +18,13 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.errors import PipelineError
 from postdate.messages import encode_headers
+from postdate.pipeline.files import ORIGIN_FIELD
 from postdate.pipeline.frames import open_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import INSTANT, split_rows
 from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, schedule
 from postdate.pipeline.schedule.storing import store_all
 from postdate.pipeline.stores import StoreSpec, open_spec
-from postdate.pipeline.texts import ORIGIN_TYPE
+from postdate.pipeline.texts import ORIGIN, ORIGIN_TYPE
 from postdate.ports import Scan, ScanFilter
 
 DUE = datetime(2026, 4, 1, 12, tzinfo=UTC)
@@ -172,6 +173,16 @@ def test_what_json_would_alter_is_refused_or_kept(spark: SparkSession, postgres:
         nested = rows("'b' body").withColumn(name, F.struct(F.lit("a, b").alias("t"), F.lit("c").alias("o")))
         with pytest.raises(PipelineError, match=f"{name} must be a text, not struct"):
             schedule(nested, ScheduleJob(postgres, now))
+
+
+def test_a_row_of_a_file_without_its_text_is_set_aside(spark: SparkSession, postgres: StoreSpec, now: datetime) -> None:
+    """As a stream of Parquet has them, which is scheduled batch by batch."""
+    no_text = [(("file:/in.parquet", None, None, None, None),)]
+    rows = spark.createDataFrame(no_text, f"`{ORIGIN}` {ORIGIN_FIELD.dataType.simpleString()}").selectExpr(
+        "*", "cast(null AS string) message_id", "current_timestamp() due", "'q' destination"
+    )
+    result = schedule(rows, ScheduleJob(postgres, now))
+    assert (result.accepted, result.set_aside) == (0, {"missing_id": 1})
 
 
 def test_maps_whose_names_or_values_are_no_utf8_are_set_aside(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,18 @@ def test_the_last_record_of_a_checkpoint_may_be_removed_and_not_be_another(eithe
     assert rows(one, checkpoint, one.latestOffset(checkpoint, ReadAllAvailable())) == ["c"]
     of_earlier_version = {name: value for name, value in checkpoint.items() if name != "last"}
     assert rows(one, of_earlier_version, one.latestOffset(of_earlier_version, ReadAllAvailable())) == ["c"]
+    one.stop()
+
+
+def test_a_quiet_store_keeps_its_last_record_while_another_one_uses_the_numbers(on_postgres: StoreSpec) -> None:
+    """Stores of one schema share their numbers; no record of its own is near the end."""
+    add(on_postgres, "a")
+    one = reader(on_postgres)
+    before = one.latestOffset(one.initialOffset(), ReadAllAvailable())
+    add(replace(on_postgres, endpoint="busy"), *(f"b{number}" for number in range(150)))
+    after = one.latestOffset(before, ReadAllAvailable())
+    assert after["next"] > before["next"] + 100
+    assert after["last"] == before["last"] is not None
     one.stop()
 
 

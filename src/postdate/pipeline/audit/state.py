@@ -36,7 +36,7 @@ from postdate.pipeline.audit.summaries import COUNTS
 from postdate.pipeline.audit.totals import count_curve, count_totals, merge_curves, merge_totals
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.outputs import url_of
-from postdate.pipeline.source.streaming import LastRecord, find_restore, read_last_record
+from postdate.pipeline.source.streaming import LastRecord, find_restore, last_record_of, read_last_record
 from postdate.ports.scanning import RecordStreamStore
 
 CURVE_SECONDS = 60
@@ -172,8 +172,7 @@ class AuditState:
             values: dict[str, Any] = json.loads(row["value"])
             if (written := values.pop("format")) != _FORMAT:
                 raise PipelineError(f"the state in {self.location} has format {written}, and this version {_FORMAT}")
-            values["settled"], last = tuple(values["settled"]), values.get("last")
-            values["last"] = last and (last[0], last[1])
+            values |= {"settled": tuple(values["settled"]), "last": last_record_of(values)}
             commits.append(Commit(**values))
         # Of two audits that ran at once, one counts; each is complete in itself.
         return max(commits, key=lambda each: (each.version, each.folder), default=Commit())

@@ -33,7 +33,7 @@ from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.outputs import is_uri, url_of
 from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.session import is_connect
-from postdate.pipeline.source.streaming import LastRecord
+from postdate.pipeline.source.streaming import LastRecord, last_record_of
 from postdate.pipeline.sweep import bind_checkpoint
 
 COLUMNS: Final = tuple(arrow_schema("records").names)
@@ -170,8 +170,7 @@ class Lake:
             for line in text.splitlines():
                 if '"next"' in line:
                     offset = json.loads(line)
-                    last = offset.get("last")
-                    return Committed(batch, int(offset["next"]), last and (last[0], last[1]))
+                    return Committed(batch, int(offset["next"]), last_record_of(offset))
         raise PipelineError(f"the checkpoint {self.checkpoint} has no offset of its micro-batch {batch}: it is damaged")
 
     def read_records(self, spark: SparkSession) -> DataFrame:

@@ -140,8 +140,9 @@ def find_restore(stream: RecordStreamStore, end: int, last: LastRecord) -> str |
     return None
 
 
-def _last_of(offset: Mapping[str, Any]) -> LastRecord:
-    last = offset.get("last")
+def last_record_of(saved: Mapping[str, Any]) -> LastRecord:
+    """Return the last record of an offset, or of another object of JSON that has it as ``last``."""
+    last = saved.get("last")
     return last and (last[0], last[1])
 
 
@@ -189,7 +190,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == first:
             return start
         # Where other stores of the schema use most numbers, the last record may be one that was read long before.
-        return self._offset(end, read_last_record(self._open_stream(), end) or _last_of(start))
+        return self._offset(end, read_last_record(self._open_stream(), end) or last_record_of(start))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of all numbers in use. The progress of the query uses it to show how much is unread."""
@@ -234,7 +235,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"new checkpoint, with which it begins at startingAt"
             )
         number = int(offset["next"])
-        if restore := find_restore(stream, number, _last_of(offset)):
+        if restore := find_restore(stream, number, last_record_of(offset)):
             raise PipelineError(
                 f"the query has read the records of {stream.location} up to number {number - 1}, and {restore}: the "
                 f"store was made anew, restored, or its records were removed; give the query a new checkpoint, with "
