@@ -18,6 +18,7 @@ from pyspark.sql.types import (
 )
 
 from postdate.errors import ConfigurationError, PipelineError
+from postdate.pipeline import session
 from postdate.pipeline.source import PostdateDataSource
 from postdate.pipeline.source.options import OPTIONS, SourceOptions, StoreUse
 from postdate.pipeline.source.reading import columns_of_schema
@@ -217,3 +218,10 @@ def test_the_package_that_spark_finds_stands_for_the_format() -> None:
     given = {"store": "sqlite:///a.db", "what": "queued"}
     assert DefaultSource.name() == PostdateDataSource.name() == "postdate"
     assert DefaultSource(given).schema() == PostdateDataSource(given).schema()
+
+
+def test_the_java_of_executors_goes_by_utc_beside_the_options_of_a_user() -> None:
+    """ORC shows a time by the zone of the Java that reads it."""
+    name = "spark.executor.extraJavaOptions"
+    assert session._settings("spark://host:7077", {name: "-Xss4m"})[name] == "-Duser.timezone=UTC -Xss4m"
+    assert name not in session._settings("local[1]", {})
