@@ -32,7 +32,7 @@ from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import SystemClock
 from postdate.core.receive.settling import is_stored
 from postdate.endpoint.outgoing import timeouts_queue_envelope
-from postdate.ports import Outcome, Received, Settlement
+from postdate.ports import Outcome, PendingState, Received, Settlement
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -158,6 +158,30 @@ async def test_so_does_what_is_returned_while_a_clock_was_set_back(bench, tmp_pa
     assert (await bench.intake.handle(returned)).completion is not None
     assert await store.get("m-1") == message
     assert (await bench.intake.handle(returned)).completion is not None, "it is a repetition now"
+    assert await store.get("m-1") == message
+    await store.close()
+
+
+async def test_so_does_what_is_returned_while_its_row_is_removed(bench, tmp_path: Path, monkeypatch) -> None:
+    """The row is there when it is looked for, and gone when it is asked whether it is claimed."""
+    store = SqliteStore(tmp_path / "delays.db", synchronous="normal")
+    await store.initialize("sales", TransactionMode.RECEIVE_ONLY)
+    bench.intake = bench.intake_of(store)
+    message = bench.message(due_in=3600)
+    await store.store(message, bench.start)
+    (claim,) = await store.claim_due(bench.start + 3601 * SECOND, 1)
+    observer = store.observer()
+    assert observer is not None
+    pending_state_of = observer.pending_state_of
+
+    async def remove_first(message_id: str) -> PendingState | None:
+        await store.finish([claim], Outcome.FAILED, bench.clock.now())
+        return await pending_state_of(message_id)
+
+    monkeypatch.setattr(type(observer), "pending_state_of", lambda _, message_id: remove_first(message_id))
+    returned = (await arrive(bench, message))._replace(failures=1)
+    assert (await bench.intake.handle(returned)).completion is None, "it waits"
+    assert (await bench.intake.handle(returned)).completion is not None
     assert await store.get("m-1") == message
     await store.close()
 

@@ -227,9 +227,16 @@ async def _reuse_row(store: ClaimingStore, message: DelayedMessage, now: datetim
         if row is None:  # delivered since, or failed; if it failed, the message must be stored again
             return await is_stored(store, message)
         if row.due >= now:
-            state = None if (observer := store.observer()) is None else await observer.pending_state_of(row.message_id)
-            return state is None or state.attempt_at is not None
+            return await _is_unclaimed(store, row.message_id)
         try:
             return await store.reschedule(row.message_id, now, now)
         except errors.InvalidMessage:  # the row has expired, and so has the message
             return True
+
+
+async def _is_unclaimed(store: AdministrableStore, message_id: str) -> bool:
+    """Return whether a message waits without a claim; also ``True`` if the store cannot tell."""
+    if (observer := store.observer()) is None:
+        return True
+    state = await observer.pending_state_of(message_id)
+    return state is not None and state.attempt_at is not None  # without a state it has just ended: it is asked again
