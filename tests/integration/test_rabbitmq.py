@@ -331,7 +331,7 @@ async def test_a_receiver_whose_event_loop_stands_keeps_what_it_holds(
             held = await receive(receiver, 2)
             assert [each.envelope.body for each in held] == bodies
             heard = link.asked + 4 * len(wire.HEARTBEAT_FRAME)
-            eventually(lambda: link.asked >= heard, "heartbeats, while this test keeps the event loop", seconds=30)
+            eventually(lambda: link.asked >= heard, "heartbeats, while this test keeps the event loop")
             for each in held:
                 await receiver.commit(each, NOW)
             await receiver.close()

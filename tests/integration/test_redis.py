@@ -341,7 +341,7 @@ async def test_a_process_shows_that_it_lives_while_its_event_loop_stands(
         return prefix.client.zrange(f"{prefix.login.tag}:holders", 0, -1, withscores=True)
 
     before = heard()
-    eventually(lambda: heard() != before, "a beat, while this test keeps the event loop as a handler may", seconds=10)
+    eventually(lambda: heard() != before, "a beat, while this test keeps the event loop as a handler may")
     assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
 
 

@@ -125,7 +125,7 @@ async def test_kills_of_processes_during_deliveries_lose_and_double_nothing(
         for killer in killers:
             killer.join()
         last = [start("service", place.address), start("consumer", place.address)]
-        eventually(lambda: place.done() >= messages, f"{messages:,} messages done", seconds=150)
+        eventually(lambda: place.done() >= messages, f"{messages:,} messages done")
         for process in last:
             process.stop()
         await place.check_all_done_once(messages)
@@ -155,14 +155,14 @@ async def test_kills_of_the_server_during_deliveries_lose_and_double_nothing(
             done = 0
             for first in range(0, rounds * each, each):
                 await place.fill(range(first, first + each), timedelta(seconds=0.5))
-                eventually(lambda done=done: place.done() > done, "they go on by themselves", seconds=90)
+                eventually(lambda done=done: place.done() > done, "they go on by themselves")
                 threading.Event().wait(chance.random() * 0.5)
                 seen = place.done()
                 await anyio.to_thread.run_sync(server.kill)  # the event loop sees that its connections end
                 await anyio.to_thread.run_sync(server.start)
                 done = place.done()
                 assert done >= seen, "what was committed is gone"
-            eventually(lambda: place.done() >= rounds * each, "all messages done", seconds=120)
+            eventually(lambda: place.done() >= rounds * each, "all messages done")
             for process in processes:
                 process.stop()
             await place.check_all_done_once(rounds * each)

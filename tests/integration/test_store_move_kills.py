@@ -27,7 +27,7 @@ def run_until(old: StorePlace, new: StorePlace, is_time: Callable[[], bool], eve
     folder = Path(new.spec.address.removeprefix("sqlite:///")).parent
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         try:
-            eventually(lambda: run.poll() is not None or is_time(), "it is time to kill", seconds=300)
+            eventually(lambda: run.poll() is not None or is_time(), "it is time to kill")
         finally:
             run.kill()
 

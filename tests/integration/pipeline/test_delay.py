@@ -190,14 +190,14 @@ def cancels_were_in_time(spark: SparkSession, place: Path, delay: int, eventuall
     put(place / "rows", [{"id": f"{name}{n}", "due": in_seconds(delay)} for name in "ab" for n in range(20)])
     put(place / "cancels", [{"id": "cancelled first"}, {"id": "never came"}, {"id": None}])
     query = start()
-    eventually(lambda: has_taken(query, 45) or failed(query), "all rows are taken", seconds=300)
+    eventually(lambda: has_taken(query, 45) or failed(query), "all rows are taken")
     query.stop()
     if in_seconds(0) < due:
         assert delivered(spark, place) == ["past"]
     put(place / "cancels", [{"id": f"a{n}"} for n in range(20)])
     put(place / "rows", [{"id": "never came", "due": in_seconds(0)}, {"id": "last", "due": in_seconds(delay + 1)}])
     query = start()
-    eventually(lambda: has_taken(query, 22) or failed(query), "all rows are taken", seconds=300)
+    eventually(lambda: has_taken(query, 22) or failed(query), "all rows are taken")
     if in_seconds(0) >= due:
         query.stop()
         return False

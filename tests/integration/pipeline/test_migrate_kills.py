@@ -37,7 +37,7 @@ def run_until(
     folder = Path(target.address.removeprefix("sqlite:///")).parent
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as run:
         try:
-            eventually(lambda: run.poll() is not None or is_time(), "it is time to kill", seconds=300)
+            eventually(lambda: run.poll() is not None or is_time(), "it is time to kill")
         finally:
             driver = Daemon.of(run.pid)
             children = [] if driver is None else driver.descendants()

@@ -381,7 +381,7 @@ def test_a_driver_that_is_killed_and_started_again_stores_everything_once(
     with (tmp_path / "log").open("wb") as log:
         driver = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=log, start_new_session=True)
         try:
-            eventually(lambda: stored() >= 50 or driver.poll() is not None, "something is stored", seconds=300)
+            eventually(lambda: stored() >= 50 or driver.poll() is not None, "something is stored")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(driver.pid, 9)

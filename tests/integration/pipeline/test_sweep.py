@@ -264,7 +264,7 @@ def test_the_command_goes_on_until_it_is_told_to_stop(
             [sys.executable, "-m", "postdate.cli", *arguments], cwd=tmp_path, env=environment, stderr=log
         )
     try:
-        eventually(lambda: overdue(spec) == 0 or process.poll() is not None, "what is due is delivered", seconds=300)
+        eventually(lambda: overdue(spec) == 0 or process.poll() is not None, "what is due is delivered")
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0, (tmp_path / "log").read_text()
     finally:
