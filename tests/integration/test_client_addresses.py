@@ -136,6 +136,38 @@ def test_a_test_of_django_stores_nothing_in_the_database_of_development_on_a_ser
             {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", "HOST": "/run/postgresql", "PORT": ""},
             "postgresql:///shop?host=%2Frun%2Fpostgresql",
         ),
+        (
+            {
+                "ENGINE": "django.db.backends.postgresql",
+                "NAME": "shop",
+                "HOST": "::1",
+                "PORT": 5433,
+                "OPTIONS": {
+                    "sslmode": "verify-full",
+                    "sslrootcert": "/etc/a b.crt",
+                    "pool": True,
+                    "isolation_level": 2,
+                },
+            },
+            "postgresql://[::1]:5433/shop?sslmode=verify-full&sslrootcert=%2Fetc%2Fa%20b.crt",
+        ),
+        (
+            {"ENGINE": "django.db.backends.postgresql", "NAME": None, "OPTIONS": {"service": "shop"}},
+            "postgresql:///?service=shop",
+        ),
+        (
+            {
+                "ENGINE": "django.db.backends.mysql",
+                "NAME": "shop",
+                "HOST": "db",
+                "OPTIONS": {"charset": "utf8mb4", "ssl": {"ca": "/etc/ca.pem"}},
+            },
+            "mariadb://db/shop?ssl=true&ssl_ca=%2Fetc%2Fca.pem",
+        ),
+        (
+            {"ENGINE": "django.db.backends.mysql", "NAME": "shop", "HOST": "db", "OPTIONS": {"ssl_mode": "REQUIRED"}},
+            "mariadb://db/shop?ssl=true",
+        ),
     ],
 )
 def test_the_settings_of_a_database_become_its_address(database: dict[str, object], url: str) -> None:
@@ -147,6 +179,15 @@ def test_the_settings_of_a_database_become_its_address(database: dict[str, objec
     [
         ({"ENGINE": "django.db.backends.oracle", "NAME": "shop"}, "has the engine django.db.backends.oracle"),
         ({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}, "is in memory"),
+        ({"ENGINE": "django.db.backends.mysql", "NAME": "shop", "HOST": "/run/mysqld.sock"}, "HOST is a socket"),
+        (
+            {"ENGINE": "django.db.backends.mysql", "NAME": "shop", "OPTIONS": {"read_default_file": "/etc/my.cnf"}},
+            "OPTIONS has 'read_default_file'",
+        ),
+        (
+            {"ENGINE": "django.db.backends.mysql", "NAME": "shop", "OPTIONS": {"ssl": {"ca": "a", "cipher": "b"}}},
+            "OPTIONS\\['ssl'\\] has 'cipher'",
+        ),
         ({"ENGINE": "django.db.backends.sqlite3", "NAME": "file:memorydb_default?mode=memory&cache=shared"}, "TEST"),
     ],
 )
