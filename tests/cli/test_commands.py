@@ -10,8 +10,9 @@ from datetime import timedelta
 import pytest
 
 import postdate
-from postdate import SystemClock
+from postdate import SystemClock, operations
 from postdate.config import parse_instant
+from postdate.errors import StoreUnreachable
 from postdate.messages import Headers
 
 
@@ -165,6 +166,46 @@ def test_a_rescheduled_message_has_its_new_time(cli, store):
     assert "[invalid_message]" in too_late.err
     assert cli("messages", "reschedule", "m1", "--delay", "99999w").status == 2
     assert cli("messages", "reschedule", "nonsense", "--delay", "1s").status == 1
+
+
+def test_of_several_messages_each_says_whether_it_was_changed_also_after_an_error(cli, store):
+    """An error used to hide which of the messages before it had been changed."""
+    for message_id, more in (("m1", ()), ("m2", ("--expires-at", "2126-12-01T00:00Z")), ("m3", ())):
+        cli.ok("send", "orders", "x", "--id", message_id, "--delay", "10m", *more)
+    ran = cli("messages", "reschedule", "m1", "m2", "m3", "--at", "2127-01-01T00:00Z", "--json")
+    assert (ran.status, ran.err) == (2, "")
+    assert [(each["message_id"], each["done"]) for each in ran.json["messages"]] == [
+        ("m1", True),
+        ("m2", False),
+        ("m3", True),
+    ]
+    assert "expires" in ran.json["messages"][1]["reason"]
+    ran = cli("messages", "cancel", "m1", "nowhere", "m3")
+    assert (ran.status, ran.err) == (1, "")
+    assert ran.out.splitlines()[0] == "m1: cancelled"
+    assert ran.out.splitlines()[2] == "m3: cancelled"
+
+
+async def test_after_an_outage_the_other_messages_are_left_alone():
+    async def change(message_id: str) -> operations.Change:
+        if message_id == "m2":
+            raise StoreUnreachable("the server is away")
+        return operations.Change(message_id, done=True)
+
+    changes, error = await operations.change_each(["m1", "m2", "m3"], change)
+    assert [(each.done, each.reason) for each in changes] == [
+        (True, ""),
+        (False, "the server is away"),
+        (False, "not tried after that error"),
+    ]
+    assert isinstance(error, StoreUnreachable)
+
+
+def test_a_body_that_is_too_deep_for_a_reader_of_json_is_sent_as_it_is(cli, store, own_folder):
+    body = b"[" * 200_000
+    (own_folder / "deep.json").write_bytes(body)
+    cli.ok("send", "orders", "--id", "deep", "--delay", "10m", "--file", "deep.json")
+    assert cli.ok("messages", "show", "deep", "--json").json["places"][0]["body"]["size_bytes"] == len(body)
 
 
 def test_a_message_that_is_nowhere_is_not_found(cli, store):

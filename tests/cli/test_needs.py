@@ -104,8 +104,34 @@ async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
         await here.required_store.store(message(due=NOW - MINUTE), NOW)
         found = await operations.explain(here, "m1", NOW)
     assert found.state is operations.MessageState.OVERDUE
-    assert "its turn has not come yet" in found.headline
+    assert "waits for its turn or is being delivered" in found.headline
     assert "does not show whether a service is running" in found.facts[0]
+
+
+async def test_no_next_attempt_is_named_that_the_store_does_not_show():
+    async with deployment() as here:
+        store = here.required_store
+        await store.store(message(due=NOW - MINUTE), NOW)
+        (claim,) = await store.claim_due(NOW, 1)
+        await store.retry_later(claim, NOW + 10 * MINUTE, NOW, "no answer")
+        found = await operations.explain(here, "m1", NOW)
+        (place,) = (await operations.show_message(here, "m1")).places
+    assert found.state is operations.MessageState.RETRYING
+    assert "next attempt" not in found.headline
+    assert "this store does not show whether a process has claimed it, nor when its next attempt is" in found.facts
+    assert place.next_attempt_at is None
+
+
+async def test_the_error_queue_of_deliveries_is_the_one_of_the_settings():
+    async with deployment() as here:
+        settings = load_settings(None, {"POSTDATE_DELAYED_DELIVERY__POISON_QUEUE": "poison"})
+        store = here.required_store
+        await store.store(message(due=NOW - MINUTE), NOW)
+        (claim,) = await store.claim_due(NOW, 1)
+        await store.finish([claim], Outcome.FAILED, NOW, "no such queue")
+        found = await operations.explain(replace(here, settings=settings), "m1", NOW)
+    assert found.headline.endswith("its copy went to the error queue 'poison'")
+    assert found.advice == ("fix the cause, then run: postdate errors return m1 --queue poison",)
 
 
 async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_be_seen():
@@ -134,7 +160,7 @@ async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
         listed = await operations.list_messages(here, Pending(), 9, NOW)
         assert [each.message_id for each in listed.messages] == ["m1", "m2"]
         assert [place.where for place in (await operations.show_message(here, "m1")).places] == ["waiting"]
-        assert [change.done for change in await operations.cancel(here, ["m1", "nonsense"], NOW)] == [True, False]
+        assert [(await operations.cancel(here, each, NOW)).done for each in ("m1", "nonsense")] == [True, False]
         assert (await operations.reschedule(here, "m2", NOW + MINUTE, NOW)).done
 
 
@@ -178,7 +204,7 @@ async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_s
         (lambda here: operations.list_messages(here, Pending(), 9, NOW), "cannot list messages: the store"),
         (lambda here: operations.statistics(here, NOW), "cannot count messages: the store"),
         (lambda here: operations.explain(here, "m1", NOW), "cannot explain a message: the store"),
-        (lambda here: operations.cancel(here, ["m1"], NOW), "cannot cancel a message: the store"),
+        (lambda here: operations.cancel(here, "m1", NOW), "cannot cancel a message: the store"),
         (lambda here: operations.reschedule(here, "m1", NOW, NOW), "cannot reschedule a message: the store"),
     ],
 )

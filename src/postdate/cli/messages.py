@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -80,12 +80,12 @@ def list_(
     messages = use.call_with_deployment(
         lambda deployment, now: operations.list_messages(deployment, pending_filter, limit, now, after)
     )
-    use.report(messages, lambda: _print_list(messages))
+    use.report(messages, lambda: _print_list(messages, pending_filter))
 
 
-def _print_list(messages: operations.MessageList) -> None:
+def _print_list(messages: operations.MessageList, pending_filter: Pending) -> None:
     if not messages.messages:
-        print("no messages wait")
+        print("no messages wait" if pending_filter is EVERYTHING else "no message matches")
         return
     rows = [
         (each.message_id, each.due, _state(each), each.destination, each.number_of_failures)
@@ -221,9 +221,7 @@ def cancel(
     """
     pending_filter = which.pending_filter()
     if _has_ids(message_ids, pending_filter, dry_run=dry_run):
-        named_ids = message_ids or []
-        changes = use.call_with_deployment(lambda deployment, now: operations.cancel(deployment, named_ids, now))
-        _report_changes(use, changes, "cancelled")
+        _change_named(use, message_ids or (), operations.cancel, "cancelled")
         return
     result = use.call_with_deployment(
         lambda store, now: operations.cancel_all(
@@ -294,13 +292,10 @@ def reschedule(
 
     if has_ids:
 
-        async def work(deployment: OpenDeployment, now: datetime) -> list[operations.Change]:
-            return [
-                await operations.reschedule(deployment, each, due(None, now), now, wall_time)
-                for each in message_ids or ()
-            ]
+        async def change(deployment: OpenDeployment, message_id: str, now: datetime) -> operations.Change:
+            return await operations.reschedule(deployment, message_id, due(None, now), now, wall_time)
 
-        _report_changes(use, use.call_with_deployment(work), "rescheduled")
+        _change_named(use, message_ids or (), change, "rescheduled")
         return
     result = use.call_with_deployment(
         lambda store, now: operations.reschedule_all(
@@ -342,18 +337,36 @@ def _report_many(use: cli.Use, result: operations.ChangeCounts, participle: str)
     use.report(result, lines)
 
 
-def _report_changes(use: cli.Use, changes: list[operations.Change], participle: str) -> None:
+def _change_named(
+    use: cli.Use,
+    message_ids: Sequence[str],
+    change: Callable[[OpenDeployment, str, datetime], Awaitable[operations.Change]],
+    participle: str,
+) -> None:
+    """Change the messages with these ids. Report what became of each, also of those before an error.
+
+    An error gives the exit code; that of a single message is reported as any other error of a command is.
+    """
+    results = use.call_with_deployment(
+        lambda deployment, now: operations.change_each(message_ids, lambda each: change(deployment, each, now))
+    )
+    changes, error = results
+    if error is not None and len(message_ids) == 1:
+        raise error
+
     def lines() -> None:
-        for change in changes:
-            due = "" if change.due is None else f", due at {format_time(change.due)}"
+        for each in changes:
+            due = "" if each.due is None else f", due at {format_time(each.due)}"
             outcome = (
                 f"{participle}{due}"
-                if change.done
-                else f"not {participle}: {output.escape_control_characters(change.reason)}"
+                if each.done
+                else f"not {participle}: {output.escape_control_characters(each.reason)}"
             )
-            print(f"{output.escape_control_characters(change.message_id)}: {outcome}")
+            print(f"{output.escape_control_characters(each.message_id)}: {outcome}")
 
-    use.report({"messages": changes}, lines, succeeded=all(change.done for change in changes))
+    use.report({"messages": changes}, lines, succeeded=error is not None or all(each.done for each in changes))
+    if error is not None:
+        raise typer.Exit(cli.exit_code_of(error))
 
 
 @cli.command(app, "stats")

@@ -33,6 +33,7 @@ from postdate.operations.messages import (
     Statistics as Statistics,
     cancel as cancel,
     cancel_all as cancel_all,
+    change_each as change_each,
     list_messages as list_messages,
     record_counts as record_counts,
     reschedule as reschedule,

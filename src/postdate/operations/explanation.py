@@ -144,6 +144,8 @@ class _Explainer:
         if message.expires_at is not None:
             facts.append(f"it expires at {format_time(message.expires_at)}")
         advice = [] if processes is None or running_services(processes) else ["start the service: postdate run"]
+        if not self._shows_claims and (message.number_of_failures or message.due < now):
+            facts.append("this store does not show whether a process has claimed it, nor when its next attempt is")
         if pending_state.attempt_at is None:
             return self._build_explanation(
                 MessageState.BEING_DELIVERED, *_describe_claimed(pending_state, processes or ())
@@ -210,7 +212,8 @@ class _Explainer:
             f"{format_count(max(ahead, 0), 'other message')} overdue in the store; the oldest are delivered first"
         )
         advice = ["wait a moment and run the command again; if the number does not fall, read the log of the service"]
-        return self._build_explanation(MessageState.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
+        why = "its turn has not come yet" if self._shows_claims else "waits for its turn or is being delivered"
+        return self._build_explanation(MessageState.OVERDUE, f"{late}, and {why}", facts, advice)
 
     async def _service_facts(self, processes: Sequence[ports.Process] | None) -> list[str]:
         if processes is None:
@@ -237,6 +240,8 @@ class _Explainer:
         headline = f"delivering it to {message.destination!r} failed {times}"
         if reasons:
             headline += f", the last time because of {reasons[-1]}"
+        if not self._shows_claims:
+            return headline
         if attempt_at is None or attempt_at < self.now or is_in_lane(attempt_at, message.due):
             return f"{headline}; the next attempt can be made now"
         return f"{headline}; the next attempt is at {format_time(attempt_at)}, in {format_span(attempt_at - self.now)}"
@@ -248,7 +253,7 @@ class _Explainer:
             return [f"Postdate cannot see from here whether its queue {destination!r} exists"]
         if queue_exists:
             return []
-        error_queue = self.deployment.settings.endpoint.error_queue
+        error_queue = self._error_queue_of_deliveries
         wait = self.deployment.settings.delayed_delivery.missing_queue_wait
         when = f"the message waits {format_span(wait)} for it, then it goes" if wait else "the message goes"
         fact = f"its queue {destination!r} does not exist: when due, {when} to {error_queue!r}"
@@ -378,6 +383,16 @@ class _Explainer:
         return self._build_explanation(MessageState.MOVED_AWAY, f"it was {last.detail} at {at}", advice=advice)
 
     @property
+    def _shows_claims(self) -> bool:
+        return self.deployment.store_view is not None
+
+    @property
+    def _error_queue_of_deliveries(self) -> str:
+        """The queue of delayed messages that cannot be delivered."""
+        settings = self.deployment.settings
+        return settings.delayed_delivery.poison_queue or settings.endpoint.error_queue
+
+    @property
     def _can_browse_queues(self) -> bool:
         return self.deployment.queue_view is not None
 
@@ -391,8 +406,12 @@ class _Explainer:
     def _explain_failed(self, failed: ports.Record, at: str) -> Explanation:
         headline = f"it failed at {at} because of {failed.detail}, and its copy "
         if not self._can_browse_queues:
-            headline += f"went to the error queue {self.deployment.settings.endpoint.error_queue!r}"
-            advice = [f"fix the cause, then run: postdate errors return {self.message_id}"]
+            default = self.deployment.settings.endpoint.error_queue
+            was_delivered = any(each.kind is ports.RecordKind.DELIVERED for each in self.history)
+            error_queue = default if was_delivered else self._error_queue_of_deliveries
+            headline += f"went to the error queue {error_queue!r}"
+            id_argument = self.message_id if error_queue == default else f"{self.message_id} --queue {error_queue}"
+            advice = [f"fix the cause, then run: postdate errors return {id_argument}"]
             return self._build_explanation(MessageState.FAILED, headline, self._hidden_queue_facts(), advice)
         fact = "it was returned with `postdate errors return`, or another program receives from the error queue"
         return self._build_explanation(MessageState.FAILED, f"{headline}has left the error queue", [fact])

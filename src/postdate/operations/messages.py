@@ -11,7 +11,7 @@ from datetime import datetime
 from postdate.core import changes
 from postdate.core.limits import load_limits_in_force
 from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
-from postdate.errors import MessageNotFound, TransportUnavailable
+from postdate.errors import MessageError, MessageNotFound, PostdateError, TransportUnavailable
 from postdate.messages import OWN_PREFIX, DelayedMessage, Envelope, check_id, origin_of
 from postdate.operations import plain
 from postdate.operations.explanation import explain
@@ -162,7 +162,8 @@ class MessageLocation:
     Args:
         where: ``waiting`` (in the store), or ``queue``.
         queue: the queue that the message is in, or its destination.
-        next_attempt_at: of a pending message; ``None`` while a process has claimed it, or limits of its queue hold it.
+        next_attempt_at: of a pending message; ``None`` while a process has claimed it, or limits of its queue hold it,
+            or if the store does not show it.
         number_of_failures: failed deliveries of a pending message, failed attempts to handle a queued one.
         held_by: the process that is delivering or handling the message.
         origin: why the message waits, or waited before it came to its queue: see :class:`postdate.messages.Origin`.
@@ -199,7 +200,8 @@ async def show_message(deployment: OpenDeployment, message_id: str, *, queued: b
     ``queued``: also search the queues, which reads their messages.
     """
     pending_state = await find_pending_state(deployment, message_id)
-    places = [] if pending_state is None else [_location_of_pending(pending_state)]
+    shows_attempts = deployment.store_view is not None
+    places = [] if pending_state is None else [_location_of_pending(pending_state, shows_attempts=shows_attempts)]
     places += [
         _location("queue", each.queue, each.envelope, each.failures, each.received_by)
         for each in (await find_in_queues(deployment, message_id) if queued else ())
@@ -214,10 +216,12 @@ async def show_message(deployment: OpenDeployment, message_id: str, *, queued: b
     return MessageDetails(message_id, places, history, unreadable)
 
 
-def _location_of_pending(pending_state: PendingState) -> MessageLocation:
+def _location_of_pending(pending_state: PendingState, *, shows_attempts: bool) -> MessageLocation:
     message, attempt_at = pending_state.message, pending_state.attempt_at
     location = _location("waiting", message.destination, message, message.number_of_failures, pending_state.claimed_by)
-    return location if is_in_lane(attempt_at, message.due) else replace(location, next_attempt_at=attempt_at)
+    if not shows_attempts or is_in_lane(attempt_at, message.due):
+        return location
+    return replace(location, next_attempt_at=attempt_at)
 
 
 def _location(
@@ -247,26 +251,44 @@ class Change:
     due: datetime | None = None
 
 
-def _check_not_own_ids(*message_ids: str) -> None:
-    """Raise `InvalidMessage` if an id belongs to one of the store's own messages (ADR 41)."""
-    for each in message_ids:
-        if each.startswith(OWN_PREFIX):
-            check_id(each)
+def _check_not_own_id(message_id: str) -> None:
+    """Raise `InvalidMessage` if the id belongs to one of the store's own messages (ADR 41)."""
+    if message_id.startswith(OWN_PREFIX):
+        check_id(message_id)
 
 
-async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: datetime) -> list[Change]:
-    """Remove pending messages permanently. For other messages, return why they cannot be cancelled.
+async def change_each(
+    message_ids: Sequence[str], change: Callable[[str], Awaitable[Change]]
+) -> tuple[list[Change], PostdateError | None]:
+    """Change messages one after the other; return what became of each, and the first error.
 
-    Raises InvalidMessage if an id belongs to one of the store's own messages; nothing was done.
+    An error about one message does not keep the others from their change. After any other error, such as that of a
+    store that is away, the rest is left alone. So whoever reads the result knows which messages have been changed.
+    """
+    changes, first_error = list[Change](), None
+    for position, message_id in enumerate(message_ids):
+        try:
+            changes.append(await change(message_id))
+        except PostdateError as error:
+            first_error = first_error or error
+            changes.append(Change(message_id, done=False, reason=str(error)))
+            if not isinstance(error, MessageError):
+                rest = message_ids[position + 1 :]
+                changes += [Change(each, done=False, reason="not tried after that error") for each in rest]
+                break
+    return changes, first_error
+
+
+async def cancel(deployment: OpenDeployment, message_id: str, now: datetime) -> Change:
+    """Remove a pending message permanently. For another message, return why it cannot be cancelled.
+
+    Raises InvalidMessage if the id belongs to one of the store's own messages.
     """
     store = require_administrable(deployment, "cancel a message")
-    _check_not_own_ids(*message_ids)
-    return [
-        Change(each, done=True)
-        if await store.cancel(each, now)
-        else Change(each, done=False, reason=await _explain_refusal(deployment, each, now))
-        for each in message_ids
-    ]
+    _check_not_own_id(message_id)
+    if await store.cancel(message_id, now):
+        return Change(message_id, done=True)
+    return Change(message_id, done=False, reason=await _explain_refusal(deployment, message_id, now))
 
 
 async def reschedule(
@@ -276,7 +298,7 @@ async def reschedule(
 
     ``wall_time``: the local time that ``due`` stands for; the message follows the rules of its zone from now on.
     """
-    _check_not_own_ids(message_id)
+    _check_not_own_id(message_id)
     store = require_administrable(deployment, "reschedule a message")
     header = await _store_zone(deployment, wall_time, now)
     if await store.reschedule(message_id, due, now, header):

@@ -163,6 +163,6 @@ def _content_headers(body: bytes, message_type: str | None) -> dict[str, str]:
     headers = {} if message_type is None else {Headers.ENCLOSED_MESSAGE_TYPES: message_type}
     try:
         json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # deeper than Python reads, and so no JSON that a receiver could read
         return headers
     return {Headers.CONTENT_TYPE: JSON_CONTENT_TYPE, **headers}

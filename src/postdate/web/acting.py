@@ -248,7 +248,7 @@ class ActingViews(Views):
         treatment = operations.Treatment(to, "without_expiry" in form, discard=action.startswith("discard"))
         match action:
             case "cancel":
-                results = await operations.cancel(deployment, [id_], now)
+                results = [await operations.cancel(deployment, id_, now)]
             case "deliver" | "reschedule":
                 due = now if action == "deliver" else parse_instant(f"{form.get('due', '')}Z")
                 results = [await operations.reschedule(deployment, id_, due, now)]
