@@ -161,6 +161,15 @@ def test_wrong_settings_are_said_before_anything_is_checked(cli, own_folder):
     assert "[unknown_setting]" in ran.err
 
 
+def test_a_setting_that_is_not_for_the_store_is_a_failure_as_it_is_for_other_commands(cli, own_folder):
+    cli.ok("setup")
+    (own_folder / "postdate.toml").write_text('[store]\nschema = "shop"\n')
+    refused, found = cli("messages", "list"), cli("doctor")
+    assert (refused.status, found.status) == (2, 1)
+    assert "is not for SQLite" in refused.err
+    assert "is not for SQLite" in found.out
+
+
 def test_memory_is_nothing_to_check(cli):
     found = checks(cli.ok("doctor", "--store", "memory:", "--transport", "memory:", "--json"))
     assert found["addresses"]["result"] == "warn"

@@ -63,6 +63,10 @@ def test_options_say_which_are_listed_and_returned(cli, failed) -> None:
     assert (queues["orders"], queues["bills"], queues["error"]) == (2, 0, 4)
 
 
+def test_a_queue_with_other_messages_is_not_said_to_be_empty(cli, failed) -> None:
+    assert cli.ok("errors", "list", "--exception", "Nothing").out == "no message of queue error matches\n"
+
+
 def test_a_dry_run_says_how_many_and_which_would_have_to_stay(cli, failed) -> None:
     cli.ok("send", "error", "x", "--id", "stray")
     dry = cli.ok("errors", "return", "--all", "--dry-run").out.splitlines()

@@ -29,6 +29,10 @@ def test_options_say_which(cli, waiting) -> None:
     assert waiting("--due-from", "2126-01-31T17:00Z", "--limit", "2") == ["m-7", "m-8"]
 
 
+def test_a_store_with_other_messages_is_not_said_to_be_empty(cli, waiting) -> None:
+    assert cli.ok("messages", "list", "--queue", "nothing").out == "no message matches\n"
+
+
 def test_the_cursor_of_a_list_gives_no_orders_to_a_terminal(cli, waiting) -> None:
     for name in ("a", "b"):
         cli.ok("send", "orders", "x", "--id", f"\x1b[31m{name}", "--at", "2100-01-01T00:00Z")

@@ -102,6 +102,8 @@ SERVER = "postgresql://me:s3cret@nobody.invalid/db"
     ("variables", "said"),
     [
         ({"SCHEMA": "x"}, "timeout_manager.schema .* says where timeouts are kept: add timeout_manager.address"),
+        ({"CONCURRENCY": "2"}, "timeout_manager.concurrency .* says where timeouts are kept"),
+        ({"TIME_TO_WAIT_BEFORE_TRIGGERING_CRITICAL_ERROR": "1m"}, "says where timeouts are kept"),
         ({"ADDRESS": "memory:"}, "no storage of timeouts has the address 'memory:'; there are sqlite:, postgresql:"),
         ({"ADDRESS": "amqp://h/"}, "no storage of timeouts has the address"),
         (

@@ -5,6 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -50,6 +51,18 @@ _SEND = ("send", "orders", "x")
         (("messages", "show", ""), "Invalid value for '[ID]': it is blank"),
         (("messages", "cancel", "m1", ""), "it is blank"),
         (("setup", "--queue", ""), "Invalid value for '--queue': it is blank"),
+        (("messages", "cancel", "--queue", "orders", "--store", ""), "store.address must be a text that is not blank"),
+        (("messages", "list", "--transport", " "), "transport.address must be a text that is not blank"),
+        (("messages", "list", "--config", ""), "(option --config)"),
+        (("errors", "discard", "--text", ""), "the text to look for is empty"),
+        (("errors", "list", "--text", ""), "the text to look for is empty"),
+        (("messages", "show", "a\udcff"), "'a\\udcff' is not UTF-8"),
+        (("messages", "cancel", "--header", "a=1", "--header", "a=2"), "--header 'a' is given twice"),
+        ((*_SEND, "--header", "a=1", "--header", "a=1"), "--header 'a' is given twice"),
+        (
+            ("move", "--from", "sqlite:///a.db", "--to", "sqlite:///b.db", "--store", "sqlite:///c.db"),
+            "give one of them",
+        ),
         ((*_SEND, "--id", ""), "Invalid value for '--id': it is blank"),
         (("messages", "show"), "name one: the ID of a message, or --unreadable NAME"),
         (("send",), "Missing argument 'QUEUE'"),
@@ -231,6 +244,19 @@ def test_an_output_that_nobody_reads_ends_quietly():
     finally:
         os.close(write_end)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_an_output_on_a_full_disk_is_told_in_one_line():
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "postdate.cli", "setup", "--print-sql"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode().startswith("postdate: error [output_error]: the output cannot be written: ")
+    assert ended.stderr.count(b"\n") == 1
 
 
 def test_help_answers_without_loading_the_store_or_spark():

@@ -201,9 +201,13 @@ def root_signature() -> inspect.Signature:
 
 
 def _merge_options(earlier_options: object, values: dict[str, Any]) -> Use:
-    """Merge common options: an option after the command overrides the same option before it."""
+    """Merge common options: an option after the command overrides the same option before it.
+
+    An option that is blank was given: its value is refused where it is read. It must not stand for the default, because
+    an unset variable of a script would then lead to another store.
+    """
     use = earlier_options if isinstance(earlier_options, Use) else Use()
-    return replace(use, **{name: value for name, value in values.items() if value})
+    return replace(use, **{name: value for name, value in values.items() if value is not None and value is not False})
 
 
 _CONTEXT: Final = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -310,14 +314,18 @@ def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) 
 
 
 def _check_name(text: str) -> str:
-    """Refuse a blank name, such as that of an unset script variable.
+    """Refuse a blank name, such as that of an unset script variable: it would count as not given, or as another name.
 
-    It would count as not given, or as another name.
+    Refuse bytes that are not UTF-8, because no message and no queue has such a name.
     """
     from postdate.errors import InvalidMessage
 
     if not text.strip():
         raise InvalidMessage("it is blank; name one, or leave the option out")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{text!r} is not UTF-8") from error
     return text
 
 
@@ -383,6 +391,8 @@ def pairs_of(texts: list[str] | None, option: str = "--header", form: str = "NAM
         name, separator, value = text.partition("=")
         if not separator or not name:
             raise usage_error(f"{option} {text!r} is not {form}")
+        if name in pairs:
+            raise usage_error(f"{option} {name!r} is given twice: each name has one value")
         pairs[name] = value
     return pairs
 

@@ -5,13 +5,14 @@ Commands are imported when they are called. So the help answers at once, and a c
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
@@ -162,12 +163,19 @@ def _report_usage_error(error: typer.TyperException) -> Exit:
     return _report_error("wrong_usage", message.rstrip(".") + hint, Exit.WRONG_USAGE)
 
 
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a full disk, or of a file that may not grow. A store has its own errors for its file."""
+
+
 def _report_failure(error: BaseException) -> Exit:
     error = _first_error(error)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error)):
         error = ConfigurationError(f"{error.name} is missing: pip install 'postdate[{extra}]'")
     if isinstance(error, PostdateError):
         return _report_error(error.code, str(error), exit_code_of(error))
+    if isinstance(error, OSError) and error.errno in _FULL:
+        redirect_closed_output()
+        return _report_error("output_error", f"the output cannot be written: {error}", Exit.NOT_KEPT)
     from postdate.config import redact_secrets
 
     print(redact_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)

@@ -76,7 +76,7 @@ def list_(
     errors = _call_with_error_queue(
         use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, error_filter)
     )
-    use.report(errors, lambda: _print_list(errors))
+    use.report(errors, lambda: _print_list(errors, error_filter))
 
 
 @cli.command(app, "groups")
@@ -99,13 +99,15 @@ def _print_groups(errors: operations.ErrorGroups) -> None:
     print_table(["messages", "exception", "queue", "last failed at", "last reason"], rows)
 
 
-def _print_list(errors: operations.ErrorList) -> None:
+def _print_list(errors: operations.ErrorList, error_filter: operations.ErrorFilter) -> None:
     if errors.total:
         rows = [
             (each.message_id, each.failed_at, each.failed_queue, one_line(each.reason or each.exception_type or "-"))
             for each in errors.messages
         ]
         print_table(["id", "failed at", "queue", "reason"], rows)
+    elif error_filter != operations.ErrorFilter():
+        print(f"no message of queue {errors.queue} matches")
     else:
         print(f"queue {errors.queue} is empty")
     if errors.total > len(errors.messages):

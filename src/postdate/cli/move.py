@@ -8,7 +8,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from postdate.cli.command import DryRun, Use, command, create_progress_printer, option
+from postdate.cli.command import DryRun, Use, command, create_progress_printer, option, usage_error
 from postdate.cli.output import escape_control_characters, print_pairs
 from postdate.config import load_settings
 from postdate.operations.plain import format_count
@@ -39,6 +39,8 @@ def move(
     Stop the services of the old store first. After an interruption run it again before you start them. Exit code 1 if
     something stays in the old store.
     """
+    if target is not None and use.store is not None:
+        raise usage_error("--to and --store both name the new store: give one of them")
     settings = use.settings()
     if target is not None:
         addresses = {"store.address": target, "transport.address": use.transport}

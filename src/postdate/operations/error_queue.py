@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from postdate.errors import InvalidTimestamp, MessageNotFound
+from postdate.errors import InvalidMessage, InvalidTimestamp, MessageNotFound
 from postdate.messages import Envelope, Headers, parse_timestamp
 from postdate.operations.needs import require_queue_view
 from postdate.operations.plain import Body, body_of
@@ -53,12 +53,18 @@ class ErrorFilter:
         exception: the type of the exception, with or without its module; empty: the message names no exception.
         text: a text that the reason or the body contains.
         exact: the type must be equal to the one in the header, as the type of a group is.
+
+    Raises InvalidMessage if the text is empty: every message would match.
     """
 
     failed_queue: str | None = None
     exception: str | None = None
     text: str | None = None
     exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.text == "":
+            raise InvalidMessage("the text to look for is empty: leave it out, or give some")
 
     def matches(self, envelope: Envelope) -> bool:
         """Return whether a message of an error queue matches."""

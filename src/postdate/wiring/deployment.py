@@ -131,10 +131,10 @@ def check_timeout_managers(settings: Settings) -> None:
                 f"remove it, or set delayed_delivery.enabled = false"
             )
     if manager_settings.address is None:
-        for name in ("schema", "table_prefix", "endpoints"):
-            if (origin := settings.origins.get(f"timeout_manager.{name}")) is not None:
+        for name, origin in settings.origins.items():
+            if name.startswith("timeout_manager.") and not name.endswith("address"):
                 raise ConfigurationError(
-                    f"timeout_manager.{name} ({origin}) is set, and nothing says where timeouts are kept: add "
+                    f"{name} ({origin}) is set, and nothing says where timeouts are kept: add "
                     f"timeout_manager.address, such as {adapters.example_of('timeouts', 'postgresql')}"
                 )
         return

@@ -71,6 +71,9 @@ async def _diagnose_store_and_queues(settings: Settings, clock: Clock) -> list[P
         return [Probe("addresses", Verdict.WARN, "memory exists in one process only; there is nothing to check", mend)]
     try:
         check_addresses(settings)
+        if settings.delayed_delivery.enabled:
+            store_settings(settings)
+        transport_settings(settings)
     except PostdateError as error:
         return [Probe("addresses", Verdict.FAIL, str(error), "see `postdate config show`")]
     run = _DiagnosisRun(settings, clock)
