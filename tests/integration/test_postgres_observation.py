@@ -179,6 +179,20 @@ async def test_other_processes_are_named_with_what_they_do_and_the_dead_are_told
     await store.close()
 
 
+async def test_a_process_delivers_from_the_stores_that_it_says_and_from_no_other(place: Place) -> None:
+    """Several endpoints share a schema; a service of another one delivers nothing from this store."""
+    await place.store.next_attempt()
+    ((store_id,),) = place.rows("SELECT store_id FROM store")
+    for holder, stores in ((1, [store_id]), (2, [store_id + 1]), (3, [store_id + 1, store_id]), (4, None)):
+        listed = "NULL" if stores is None else f"ARRAY{stores}::smallint[]"
+        place.run(
+            f"INSERT INTO holder (holder, pid, machine, started_at, delivers, delivers_from) "
+            f"VALUES ({holder}, {holder}, 'elsewhere', '2026-01-01T00:00:00Z', true, {listed})"
+        )
+    found = await place.store.observer().processes()
+    assert {each.pid: each.delivers for each in found} == {1: True, 2: False, 3: True, 4: True}
+
+
 async def test_a_process_that_died_is_told_until_somebody_noticed(place: Place) -> None:
     place.run(
         "INSERT INTO holder (holder, pid, machine, started_at, delivers, receives) "
@@ -199,12 +213,12 @@ async def test_the_server_says_what_a_diagnosis_needs(place: Place) -> None:
     assert int(facts.version.split(".")[0].split()[0]) >= 13
     assert facts.now is not None
     assert abs(facts.now - now()) < 10 * SECOND
-    assert facts.schema_version == facts.newest_schema_version == 8
+    assert facts.schema_version == facts.newest_schema_version == 9
     assert facts.settings["fsync"] in {"on", "off"}
     assert facts.settings["synchronous_commit"] == "on"
     assert facts.settings["in_recovery"] == "off"
     queues = await place.transport.server_facts()
-    assert (queues.schema_version, queues.settings) == (8, facts.settings)
+    assert (queues.schema_version, queues.settings) == (9, facts.settings)
 
 
 async def test_without_tables_the_server_tells_so(postgres_url: str) -> None:

@@ -69,7 +69,7 @@ async def test_no_announcement_is_missed_while_the_listener_does_other_things(pl
 
     def busy() -> None:
         while not ended.is_set():
-            listener.add_role(delivers=True)
+            listener.add_role(delivers_from=1)
 
     asking = threading.Thread(target=busy)
     asking.start()

@@ -550,6 +550,18 @@ async def test_processes_of_other_machines_are_told_with_their_names(prefix: Pre
     assert all(each.delivers and not each.alive and each.started_at == NOW for each in found)
 
 
+async def test_a_process_delivers_from_the_stores_that_it_says_and_from_no_other(
+    prefix: Prefix, store: RedisStore
+) -> None:
+    """Several endpoints share a prefix; a service of another one delivers nothing from this store."""
+    said = {"machine": "elsewhere", "started": format_instant(NOW)}
+    for pid, stores in ((1, [store.key_prefix]), (2, [f"{store.key_prefix}2"]), (3, True), (4, [])):
+        text = json.dumps({**said, "pid": pid, "delivers": stores})
+        prefix.client.hset(f"{prefix.login.tag}:about", f"h{pid}", text)
+    found = await store.observer().processes()
+    assert {each.pid: each.delivers for each in found} == {1: True, 2: False, 3: True, 4: False}
+
+
 async def test_an_operator_sees_queues_and_who_holds(store: RedisStore, transport: RedisTransport) -> None:
     observer, queues = store.observer(), transport.observer()
     await store.store_many([message("a"), message("b", NOW + 9 * SECOND)], NOW)

@@ -150,9 +150,9 @@ class Listener:
         Written by the thread, guarded by ``_lock``.
         """
         self._failure: PostdateError | None = None  # of the last attempt to connect; guarded by `_lock`
-        self._delivers = False  # set by `add_role` in any thread; guarded by `_lock`
+        self._delivers_from = set[int]()  # the numbers of stores; guarded by `_lock`
         self._receives = set[str]()  # the queues of receivers; guarded by `_lock`
-        self._is_role_written = False  # whether the row of this process has the latest `_delivers` and `_receives`
+        self._is_role_written = False  # whether the row of this process has the latest of these two
         self._live_holders_query = live_holders_query(names)
         self._logged = set[str]()  # failures that were logged already, so that each is logged once
         self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
@@ -218,9 +218,10 @@ class Listener:
                 raise self._failure or StoreUnreachable("the connection to PostgreSQL that holds messages is gone")
             return self.number
 
-    def add_role(self, *, delivers: bool = False, receives: str | None = None) -> None:
+    def add_role(self, *, delivers_from: int | None = None, receives: str | None = None) -> None:
+        """Tell other processes that this one delivers from a store, whose number is given, or receives from a queue."""
         with self._lock:
-            self._delivers |= delivers
+            self._delivers_from |= set() if delivers_from is None else {delivers_from}
             self._receives |= set() if receives is None else {receives}
             self._is_role_written = False
         os.write(self._wake_writer, b"i")
@@ -370,9 +371,11 @@ class Listener:
     def _write_role(self, connection: Connection) -> None:
         with self._lock:
             self._is_role_written = True
-            values = (self._delivers, sorted(self._receives), self.number)
+            stores = sorted(self._delivers_from)
+            values = (bool(stores), stores, sorted(self._receives), self.number)
+        holder = self.names.name_of("holder")
         connection.execute(
-            sql(f"UPDATE {self.names.name_of('holder')} SET delivers = %s, receives = %s WHERE holder = %s"), values
+            sql(f"UPDATE {holder} SET delivers = %s, delivers_from = %s, receives = %s WHERE holder = %s"), values
         )
 
     def _write_heartbeat(self, connection: Connection) -> None:

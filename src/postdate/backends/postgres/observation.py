@@ -75,6 +75,16 @@ class PostgresQueueObserver(ports.Observer):
             FROM {names.name_of("queue_message")} AS m JOIN {names.name_of("queue")} AS q USING (queue_id)
             JOIN {names.name_of("content")} AS c ON c.number = m.content LEFT JOIN {self._holder} AS h USING (holder)"""
 
+    @property
+    def _delivers(self) -> str:
+        """The condition under which a process delivers due messages."""
+        return "delivers"
+
+    @property
+    def _values(self) -> Mapping[str, object]:
+        """The values of :attr:`_delivers`."""
+        return {}
+
     async def _rows(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         return await self._database.run(
             lambda connection: connection.execute(sql(statement), values).fetchall(), patiently=True
@@ -104,10 +114,10 @@ class PostgresQueueObserver(ports.Observer):
                 AND l.classid = %(class)s::integer::oid AND l.objid::bigint = h.holder)"""
         rows = connection.execute(
             sql(
-                f"SELECT holder, pid, machine, started_at, {lives}, delivers, receives FROM {self._holder} AS h "
-                f"ORDER BY holder"
+                f"SELECT holder, pid, machine, started_at, {lives}, {self._delivers}, receives "
+                f"FROM {self._holder} AS h ORDER BY holder"
             ),
-            {"class": self._database.names.lock_class},
+            {"class": self._database.names.lock_class, **self._values},
         ).fetchall()
         own_numbers = holders_of_process(self._database.names)
         processes: dict[tuple[str, int, bool], ports.Process] = {}
@@ -184,8 +194,24 @@ class PostgresObserver(PostgresQueueObserver):
             LEFT JOIN {self._holder} AS h USING (holder)"""
 
     @property
+    def _store_number(self) -> str:
+        return f"(SELECT store_id FROM {self._database.names.name_of('store')} WHERE name = %(table)s)"
+
+    @property
     def _store_condition(self) -> str:
-        return f"store_id = (SELECT store_id FROM {self._database.names.name_of('store')} WHERE name = %(table)s)"
+        return f"store_id = {self._store_number}"
+
+    @property
+    @override
+    def _delivers(self) -> str:
+        """A process of another endpoint delivers from another store of the schema."""
+        from_here = f"coalesce({self._store_number} = ANY (delivers_from), false)"
+        return f"(delivers AND (delivers_from IS NULL OR {from_here}))"
+
+    @property
+    @override
+    def _values(self) -> Mapping[str, object]:
+        return {"table": self._table()}
 
     @override
     async def pending_state_of(self, message_id: str) -> ports.PendingState | None:

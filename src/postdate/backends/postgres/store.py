@@ -373,7 +373,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, ports.MovingStore,
         def start() -> Callable[[], None]:
             store_id = self.database.run_blocking(self._store_id)
             listener = self.database.listener()
-            listener.add_role(delivers=True)
+            listener.add_role(delivers_from=store_id)
 
             def on_notification(topic: str, number: int, value: int) -> None:
                 if topic == "lost":

@@ -183,6 +183,10 @@ class _HolderObserver(ports.Observer):
         reply = await self._server.execute_command("HGETALL", f"{self._server.login.tag}:about")
         return {holder.decode(): json.loads(description) for holder, description in redis_layout.pairs(reply).items()}
 
+    def _delivers(self, stores: bool | Sequence[str]) -> bool:
+        """Return whether a process delivers due messages; ``stores``: from which; ``True``: an earlier version."""
+        return bool(stores)
+
     @override
     async def processes(self) -> Sequence[ports.Process]:
         by_process, tag = dict[tuple[str, int], ports.Process](), self._server.login.tag
@@ -195,9 +199,8 @@ class _HolderObserver(ports.Observer):
                 "PUBSUB", "NUMSUB", f"{tag}:alive:{holder}"
             )
             receives = tuple(sorted(description.get("receives", ())))
-            process = ports.Process(
-                pid, host, started, subscriber_counts[1] > 0, bool(description.get("delivers")), receives
-            )
+            delivers = self._delivers(description.get("delivers", ()))
+            process = ports.Process(pid, host, started, subscriber_counts[1] > 0, delivers, receives)
             by_process[key] = process.merge(by_process[key]) if key in by_process else process
         return list(by_process.values())
 
@@ -206,6 +209,11 @@ class RedisStoreObserver(_HolderObserver):
     def __init__(self, server: RedisServer, store: Questions, liveness: RedisLiveness) -> None:
         super().__init__(server, liveness)
         self._store = store
+
+    @override
+    def _delivers(self, stores: bool | Sequence[str]) -> bool:
+        """A process of another endpoint delivers from another store under the same prefix."""
+        return stores if isinstance(stores, bool) else self._store.key_prefix in stores
 
     @override
     async def pending_state_of(self, message_id: str) -> ports.PendingState | None:

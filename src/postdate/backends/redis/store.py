@@ -73,7 +73,6 @@ class RedisStore(UnreadableHashes, Questions, ports.MovingStore):
         self._claims: dict[str, ports.Claim] = {}
         self._loss_listeners: list[Callable[[Collection[str]], None]] = []
         self._next_due, self._liveness = NextDue[int](), self._database.liveness
-        self._liveness.process_facts["delivers"] = True
         self._liveness.loss_callbacks.append(self._forget_lost_claims)
         self._database.attach_user(self)
         self._claimer = Claimer(self._server, self._liveness)
@@ -317,6 +316,9 @@ class RedisStore(UnreadableHashes, Questions, ports.MovingStore):
         if self._unsubscribe is None:
             subscription = self._database.subscriptions.listen(f"{self.key_prefix}:wake", self._on_notification)
             self._unsubscribe = await self._server.translate_errors(subscription)
+        stores: list[str] = self._liveness.process_facts.setdefault("delivers", [])
+        if self.key_prefix not in stores:
+            stores.append(self.key_prefix)
         return self._next_due.listen(wake)
 
     def _on_notification(self, text: bytes | None) -> None:
