@@ -335,6 +335,22 @@ async def test_what_is_edited_is_another_and_the_failed_one_stays(transport, soo
         assert await left_in(here, "error") == ["m1"]
 
 
+@pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
+async def test_the_message_with_the_id_is_shown_and_edited_and_not_a_retry_before_it(transport, soon) -> None:
+    async with with_failed(transport()) as here:
+        headers = {Headers.FAILED_QUEUE: "orders", Headers.MESSAGE_ID: "a"}
+        messages = [Envelope("error", id_, headers, id_.encode()) for id_ in ("r1", "r2", "a")]
+        await here.transport.send(messages, NOW)
+        assert (await operations.show_error(here, "error", "a", NOW)).body.text == "a"
+        sent = await operations.edit(here, "error", "a", NOW, operations.Edit(None, {"own": "1"}, None))
+        (arrived,) = [each.envelope for each in await here.transport.receiver("orders").receive(9)]
+        assert (arrived.message_id, arrived.body, arrived.headers[Headers.EDIT_OF]) == (sent.message_id, b"a", "a")
+        await operations.return_messages(here, "error", ["a"], NOW, operations.Treatment(discard=True))
+        with pytest.raises(MessageNotFound, match="cannot be edited: 2 messages there were sent under that id"):
+            await operations.edit(here, "error", "a", NOW, operations.Edit(None, {"own": "1"}, None))
+        assert await left_in(here, "error") == ["r1", "r2"]
+
+
 @pytest.mark.parametrize("act", [
     lambda here: operations.return_messages(here, "error", ["m1"], NOW + timedelta(seconds=5)),
     lambda here: operations.edit(here, "error", "m1", NOW + timedelta(seconds=5), operations.Edit(b"new", {}, None)),

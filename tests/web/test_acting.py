@@ -157,6 +157,15 @@ async def test_a_failed_message_is_edited_and_that_its_body_is_seen_is_logged(
     assert (await ada("/change?what=edit&id=nowhere")).status == 404
 
 
+async def test_the_body_of_the_message_that_is_edited_is_shown_and_not_that_of_its_retry(
+    deployment: Deployment, ada: Browser
+) -> None:
+    headers = deployment.failed("a", "E", "no").headers
+    await deployment.send(Envelope("error", "r1", headers, b"retry"), Envelope("error", "a", headers, b"original"))
+    question = await ada("/change?what=edit&id=a")
+    assert ("original" in question.words, "retry" in question.words) == (True, False)
+
+
 async def test_a_button_that_is_pressed_twice_sends_one_message(deployment: Deployment, ada: Browser) -> None:
     await deployment.send(deployment.failed("text", "E", "no"))
     for count in (1, 2):

@@ -14,7 +14,7 @@ from postdate.core.simple_store import enlisting_store
 from postdate.errors import InvalidMessage, MessageNotFound, PostdateError
 from postdate.messages import Envelope, Headers, expires_at_of, is_saga_timeout
 from postdate.operations import error_returns
-from postdate.operations.error_queue import ids_of, missing_text
+from postdate.operations.error_queue import missing_text, receive_matches
 from postdate.operations.queues import close_receiver, requeue_message, walk_queue
 from postdate.ports import Completion
 from postdate.wiring import OpenDeployment
@@ -51,24 +51,24 @@ async def edit(
     """
     if not deployment.transport.capabilities.receives_by_id:
         async with walk_queue(deployment, queue, now) as walk:
-            async for (received,) in walk.receive_pages():
-                if message_id in ids_of(received.envelope):
-                    edited_message, marked_message = _apply_edit(received.envelope, queue, now, change)
-                    completion = await _prepare_completion(
-                        deployment, received.envelope, edited_message, marked_message, now
-                    )
-                    # First the edited message, then the mark: without transactions, a message whose edit cannot be sent
-                    # must not be marked.
-                    sent = [each for each in completion.outgoing if each is edited_message]
-                    errors = await deployment.transport.send(sent, now)
-                    if any(check_answers(deployment.transport, len(sent), errors)):
-                        raise next(filter(None, errors))
-                    await walk.receiver.commit(received, now, replace(completion, outgoing=[marked_message]))
-                    walk.forget_settled([received])
-                    return error_returns.ReturnResult(
-                        edited_message.message_id, done=True, queue=edited_message.destination
-                    )
-        raise MessageNotFound(missing_text(queue, message_id))
+            matches = await receive_matches(walk, message_id)
+            if not matches:
+                raise MessageNotFound(missing_text(queue, message_id))
+            if len(matches) > 1:
+                reason = error_returns.ambiguous_text([each.envelope.message_id for each in matches])
+                raise MessageNotFound(f"message {message_id!r} cannot be edited: {reason}")
+            (received,) = matches
+            edited_message, marked_message = _apply_edit(received.envelope, queue, now, change)
+            completion = await _prepare_completion(deployment, received.envelope, edited_message, marked_message, now)
+            # First the edited message, then the mark: without transactions, a message whose edit cannot be sent must
+            # not be marked.
+            sent = [each for each in completion.outgoing if each is edited_message]
+            errors = await deployment.transport.send(sent, now)
+            if any(check_answers(deployment.transport, len(sent), errors)):
+                raise next(filter(None, errors))
+            await walk.receiver.commit(received, now, replace(completion, outgoing=[marked_message]))
+            walk.forget_settled([received])
+            return error_returns.ReturnResult(edited_message.message_id, done=True, queue=edited_message.destination)
     receiver = deployment.transport.receiver(queue)
     try:
         received, reason = await error_returns.FailedMessageReturner(

@@ -7,15 +7,18 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
 from postdate.errors import InvalidMessage, InvalidTimestamp, MessageNotFound
 from postdate.messages import Envelope, Headers, parse_timestamp
 from postdate.operations.needs import require_queue_view
 from postdate.operations.plain import Body, body_of
-from postdate.operations.queues import walk_queue
+from postdate.operations.queues import QueueWalk, walk_queue
 from postdate.operations.unreadable import UnreadableList, list_unreadable
-from postdate.ports import Observer, QueuedMessage
+from postdate.ports import Observer, QueuedMessage, Received
 from postdate.wiring import OpenDeployment
+
+M = TypeVar("M", QueuedMessage, Received)
 
 _PAGE = 500
 _LINES_PER_GROUP = 50
@@ -84,8 +87,14 @@ class ErrorFilter:
 ANY_FAILED = ErrorFilter()
 
 
-def ids_of(envelope: Envelope) -> set[str]:
-    return {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)}
+def select_by_id(messages: Sequence[M], message_id: str) -> list[M]:
+    """Return the messages with this id in the queue; if there are none, those that a sender gave this id.
+
+    A message is received by its id in the queue first, so it is shown and edited by that id first, too.
+    """
+    if own := [each for each in messages if each.envelope.message_id == message_id]:
+        return own
+    return [each for each in messages if each.envelope.headers.get(Headers.MESSAGE_ID) == message_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +240,24 @@ async def show_error(deployment: OpenDeployment, queue: str, message_id: str, no
 async def _find_message(deployment: OpenDeployment, queue: str, message_id: str, now: datetime) -> QueuedMessage:
     """Return a failed message, which stays in the error queue. Raises `MessageNotFound`."""
     if deployment.queue_view is not None:
-        for queued in await deployment.queue_view.find_in_queues(message_id):
-            if queued.queue == queue:
-                return queued
+        queued_messages = await deployment.queue_view.find_in_queues(message_id)
+        for queued in select_by_id([each for each in queued_messages if each.queue == queue], message_id):
+            return queued
         raise MessageNotFound(missing_text(queue, message_id))
     async with walk_queue(deployment, queue, now) as walk:
-        async for (received,) in walk.receive_pages():
-            if message_id in ids_of(received.envelope):
-                return QueuedMessage(queue, received.envelope, received.failures, None)
+        for received in await receive_matches(walk, message_id):
+            return QueuedMessage(queue, received.envelope, received.failures, None)
     raise MessageNotFound(missing_text(queue, message_id))
+
+
+async def receive_matches(walk: QueueWalk, message_id: str) -> list[Received]:
+    """Receive until a message has this id in the queue, and return it; else as :func:`select_by_id`."""
+    messages = list[Received]()
+    async for (received,) in walk.receive_pages():
+        if received.envelope.message_id == message_id:
+            return [received]
+        messages.append(received)
+    return select_by_id(messages, message_id)
 
 
 def missing_text(queue: str, message_id: str) -> str:

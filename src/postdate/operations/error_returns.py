@@ -19,9 +19,9 @@ from postdate.messages import DelayedMessage, Envelope, Headers, format_timestam
 from postdate.operations.error_queue import (
     ANY_FAILED,
     ErrorFilter,
-    ids_of,
     missing_text,
     read_matching_pages,
+    select_by_id,
     time_of_failure,
 )
 from postdate.operations.plain import Progress, ignore_progress
@@ -262,8 +262,7 @@ async def _treat_by_id_in_order(
         returning = FailedMessageReturner(deployment, walk.receiver, queue, now, treatment)
         received_messages = [received async for page in walk.receive_pages() for received in page]
         for id_ in dict.fromkeys(message_ids):
-            matches = [each for each in received_messages if id_ in ids_of(each.envelope)]
-            candidates = [each for each in matches if each.envelope.message_id == id_] or matches
+            candidates = select_by_id(received_messages, id_)
             if len(candidates) == 1:
                 result = await returning.treat_received(candidates[0])
                 if result.done:
@@ -272,12 +271,12 @@ async def _treat_by_id_in_order(
                 results.append(replace(result, message_id=id_))
             else:
                 names = [each.envelope.message_id for each in candidates]
-                reason = _ambiguous_text(names) if names else missing_text(queue, id_)
+                reason = ambiguous_text(names) if names else missing_text(queue, id_)
                 results.append(ReturnResult(id_, done=False, queue=queue, remark=reason))
     return results
 
 
-def _ambiguous_text(ids: Sequence[str]) -> str:
+def ambiguous_text(ids: Sequence[str]) -> str:
     return f"{len(ids)} messages there were sent under that id; name their own: {', '.join(ids)}"
 
 
@@ -369,7 +368,7 @@ class FailedMessageReturner:
         if not in_queue:
             return free_ids, missing_text(self.queue, message_id)
         if len(free_ids) > 1:
-            return free_ids, _ambiguous_text(free_ids)
+            return free_ids, ambiguous_text(free_ids)
         return free_ids, f"{'another process' if free_ids else f'process {in_queue[0].received_by}'} has received it"
 
 
