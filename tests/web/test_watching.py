@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,10 +10,20 @@ import anyio
 import pytest
 from tests.web.conftest import Deployment, settings_of
 
+from postdate import MemoryTransport, operations
 from postdate.clock import Clock
-from postdate.errors import StoreUnavailable
+from postdate.errors import (
+    NotSupported,
+    PostdateError,
+    QueueNotFound,
+    StoreUnavailable,
+    StoreUnreachable,
+    TransportUnreachable,
+)
 from postdate.operations.looking import Refresher, compute_pause
+from postdate.runtime.resource import resource_of
 from postdate.testing import VirtualClock
+from postdate.web.watching import Watcher
 from postdate.wiring import OpenDeployment, open_deployment
 
 SECOND = timedelta(seconds=1)
@@ -100,6 +111,52 @@ async def test_an_error_is_told_to_all_until_a_look_finds_something(deployment: 
         outage.clear()
         await clock.advance(11 * SECOND)
         assert (await refresher.get_latest()).value == "there"
+
+
+@pytest.mark.parametrize(
+    ("error", "asks_queues", "outages"),
+    [
+        (NotSupported("cannot group failed messages"), True, []),
+        (QueueNotFound("there is no queue 'error'"), True, []),
+        (StoreUnreachable("queues in a database"), True, ["queues"]),
+        (TransportUnreachable("queues at a server"), True, ["queues"]),
+        (StoreUnreachable("the store"), False, ["store"]),
+    ],
+)
+async def test_an_outage_is_one_of_the_part_that_was_asked_and_a_refusal_is_none(
+    deployment: Deployment, error: PostdateError, asks_queues: bool, outages: list[str]
+) -> None:
+    clock = VirtualClock()
+
+    async def look(deployment: OpenDeployment, now: datetime) -> None:
+        raise error
+
+    refresher = Refresher(look, clock, asks_queues=asks_queues)
+    async with open_deployment(settings_of(deployment.address)) as opening, anyio.create_task_group() as tasks:
+        parts = replace(opening, transport=MemoryTransport())
+        tasks.start_soon(refresher.run, parts)
+        await refresher.get_latest()
+        resources = {"store": resource_of(parts.store), "queues": resource_of(parts.transport)}
+        assert [name for name, each in resources.items() if each.outage_text(clock.monotonic())] == outages
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_error_queue_out_of_reach_is_an_outage_of_the_queues(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreUnreachable("connection refused")
+
+    monkeypatch.setattr(operations, "group_errors", fail)
+    clock = VirtualClock()
+    watcher = Watcher(settings_of(deployment.address), clock)
+    async with open_deployment(watcher.settings) as opening, anyio.create_task_group() as tasks:
+        parts = replace(opening, transport=MemoryTransport())
+        tasks.start_soon(watcher.errors.run, parts)
+        await watcher.errors.get_latest()
+        outages = [resource_of(each).outage_text(clock.monotonic()) for each in (parts.store, parts.transport)]
+        assert outages == [None, "out of reach for 0.0 s: connection refused"]
+        tasks.cancel_scope.cancel()
 
 
 async def test_news_come_with_the_next_look(deployment: Deployment) -> None:

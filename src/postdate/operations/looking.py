@@ -12,6 +12,7 @@ import anyio
 
 from postdate.clock import Clock
 from postdate.core.health.deadlines import Deadlines
+from postdate.errors import PostdateError
 from postdate.operations.needs import read_present
 from postdate.runtime.resource import resource_of
 from postdate.wiring import OpenDeployment
@@ -57,10 +58,22 @@ class Observation(Generic[T]):
 
 
 class Refresher(Generic[T]):
-    """The result of the last look. Requests never look themselves, so the load does not grow with their number."""
+    """The result of the last look. Requests never look themselves, so the load does not grow with their number.
 
-    def __init__(self, observe: Callable[[OpenDeployment, datetime], Awaitable[T]], clock: Clock) -> None:
-        self._observe, self._clock = observe, clock
+    Args:
+        observe: one look, as of the time that is its second argument.
+        clock: for the pauses.
+        asks_queues: the look asks only the queues, so its failures are theirs. Otherwise they are the store's.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[OpenDeployment, datetime], Awaitable[T]],
+        clock: Clock,
+        *,
+        asks_queues: bool = False,
+    ) -> None:
+        self._observe, self._clock, self._asks_queues = observe, clock, asks_queues
         # On the monotonic clock, in seconds. The first look waits for a request, so this begins in the past.
         self._last_request_seconds = clock.monotonic() - _WATCHED_SECONDS
         self._request_event, self._new_observation = anyio.Event(), anyio.Event()
@@ -69,20 +82,30 @@ class Refresher(Generic[T]):
 
     async def run(self, deployment: OpenDeployment) -> None:
         """Look repeatedly until this task is cancelled. Sleep while no user watches."""
-        deadlines = Deadlines.of_store(deployment.store, self._clock, _CALL_DEADLINE)
-        activity = "cannot look at what waits, for metrics or the page"
-        calls = resource_of(deployment.store).calls(activity, log, is_rare=True)
+        store_deadlines = deadlines = Deadlines.of_store(deployment.store, self._clock, _CALL_DEADLINE)
+        if self._asks_queues:
+            deadlines = Deadlines.of_transport(deployment.transport, self._clock, _CALL_DEADLINE)
+        time_calls = resource_of(deployment.store).calls("cannot ask the store for the time", log, is_rare=True)
+        # Queues may be elsewhere than the store, and only one of the two is out of reach.
+        look_calls = resource_of(deployment.transport if self._asks_queues else deployment.store).calls(
+            "cannot look at what waits, for metrics or the page", log, is_rare=True
+        )
         while True:
             while self._clock.monotonic() - self._last_request_seconds >= _WATCHED_SECONDS:
                 # An event cannot be cleared, and an earlier request has set the old one.
                 self._request_event = anyio.Event()
                 await self._request_event.wait()
             start_seconds, observed_at = self._clock.monotonic(), self._clock.now()
+            calls = time_calls
             try:
-                observed_at = await deadlines.call_in_task(lambda: read_present(deployment))
+                observed_at = await store_deadlines.call_in_task(lambda: read_present(deployment))
+                calls.report_success(self._clock.monotonic())
+                calls = look_calls
                 result = await deadlines.call_in_task(lambda at=observed_at: self._observe(deployment, at))
             except Exception as error:  # noqa: BLE001 - the requests raise it
-                calls.report_failure(error, self._clock.monotonic())
+                # Any other error, such as `NotSupported` or `QueueNotFound`, is an answer and no outage.
+                if isinstance(error, PostdateError) and (error.outage or error.transient):
+                    calls.report_failure(error, self._clock.monotonic())
                 result = error
             else:
                 calls.report_success(self._clock.monotonic())

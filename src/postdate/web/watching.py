@@ -36,7 +36,7 @@ class Watcher:
         self.overview = Refresher(operations.overview, clock)
         self.first_messages = Refresher(lambda d, now: operations.list_messages(d, EVERYTHING, LISTED, now), clock)
         self.records = Refresher(lambda d, _: operations.record_counts(d), clock)
-        self.errors = Refresher(lambda d, _: operations.group_errors(d, errors, _GROUPED), clock)
+        self.errors = Refresher(lambda d, _: operations.group_errors(d, errors, _GROUPED), clock, asks_queues=True)
         self.diagnosis = Refresher(self._diagnose, clock)
         # Result of the opening, for all requests. It is replaced when the task has ended.
         self._deployment_future: asyncio.Future[OpenDeployment] | None = None
