@@ -10,7 +10,7 @@ import pytest
 from postdate import MemoryStore
 from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
 from postdate.runtime.reporting import duration_text
-from postdate.runtime.resource import PAUSE, Backoff, CallHealth, Resource, resource_at, resource_of
+from postdate.runtime.resource import PAUSE, Backoff, CallHealth, Resource, outage_texts, resource_at, resource_of
 
 DOWN, LOCKED, WRONG = StoreUnreachable("connection refused"), StoreUnavailable("locked"), StoreError("no such column")
 LOG = logging.getLogger("postdate.test")
@@ -186,6 +186,18 @@ def test_adapters_of_one_database_share_a_resource_and_others_have_one_each() ->
     own.resource = Resource("its own")  # pyright: ignore[reportAttributeAccessIssue]
     assert resource_of(own).name == "its own"
     assert resource_of(slots := []).name == "list", slots  # it cannot be a key
+
+
+def test_an_outage_is_told_also_if_another_resource_has_its_name() -> None:
+    stores = [MemoryStore() for _ in range(8)]
+    for away in (stores[:1], stores[-1:], stores[2:4]):
+        outages = [resource_of(each).calls("cannot", LOG) for each in away]
+        for number, calls in enumerate(outages):
+            calls.report_failure(StoreUnreachable(f"no answer of {number}"), 1_000)
+        told = [each for each in outage_texts(1_001) if each.startswith("MemoryStore")]
+        assert told == [f"MemoryStore is out of reach for 1 s: no answer of {n}" for n in range(len(away))]
+        for calls in outages:
+            calls.report_success(1_002)
 
 
 def test_a_resource_ends_with_those_who_use_it() -> None:

@@ -308,5 +308,6 @@ def outage_texts(seconds: float) -> list[str]:
     """Return descriptions of the adapters' resources that are out of reach in this process, in the order of names."""
     with _lock:
         resources = {*_by_identity.values(), *_by_adapter.values()}
-    texts = {each.name: each.outage_text(seconds) for each in resources}
-    return [f"{name} is {text}" for name, text in sorted(texts.items()) if text is not None]
+    # Adapters without an identity have the name of their class, so several resources may have one name.
+    texts = [(each.name, text) for each in resources if (text := each.outage_text(seconds)) is not None]
+    return [f"{name} is {text}" for name, text in sorted(texts)]
