@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import pytest
 
 from postdate import DelayedMessage, SqliteStore, SystemClock
 from postdate.config import Settings, load_settings
 from postdate.core.limits import add_pause, change_limits
-from postdate.errors import TransportUnreachable
+from postdate.errors import PostdateError, StoreUnreachable, TransportUnreachable
 from postdate.operations import Overview, overview
 from postdate.operations.looking import Refresher
 from postdate.telemetry.standing import build_gauge_reader
@@ -24,16 +25,18 @@ def settings_of(path: Path) -> Settings:
     return load_settings(None, {}, {"store.address": f"sqlite:///{path}/one.db"})
 
 
-async def look_once(path: Path, *, queues_away: bool = False) -> Overview:
+async def look_once(path: Path, outage: PostdateError | None = None) -> Overview:
+    """Look at an empty store; ``outage``: of its queues."""
     async with open_deployment(settings_of(path), create=True) as deployment:
         await deployment.required_store.setup()
         await deployment.transport.create_queues(["error"])
-        if queues_away:
+        if outage is not None:
 
             async def away() -> None:
-                raise TransportUnreachable("away")
+                raise outage
 
             vars(deployment.queue_view)["queue_lengths"] = away
+            vars(deployment.transport)["count_unreadable"] = away
         return await overview(deployment, NOW, look_ahead=0)
 
 
@@ -86,9 +89,11 @@ async def test_services_of_a_store_that_does_not_show_its_processes_are_left_out
     assert (gauges.get("services"), gauges["pending"]) == (None, {"": 0})
 
 
-async def test_queues_out_of_reach_are_not_counted_and_all_else_is(tmp_path: Path) -> None:
-    state = await look_once(tmp_path, queues_away=True)
+@pytest.mark.parametrize("outage", [TransportUnreachable("away"), StoreUnreachable("away, as queues in a database")])
+async def test_queues_out_of_reach_are_not_counted_and_all_else_is(tmp_path: Path, outage: PostdateError) -> None:
+    state = await look_once(tmp_path, outage)
     assert (state.errors, state.statistics.pending, state.statistics.queues) == (None, 0, None)
+    assert state.statistics.unreadable is None
 
 
 async def test_what_a_pause_holds_is_overdue_and_has_no_age(clock: VirtualClock, tmp_path: Path) -> None:

@@ -13,10 +13,18 @@ from starlette.routing import Mount
 from tests.integration.postgres_place import now, placed
 from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing, news_of, settings_of
 
-from postdate import DelayedMessage, PostgresStore, SqliteStore, SystemClock, TransactionMode, operations
+from postdate import (
+    DelayedMessage,
+    LocalTransport,
+    PostgresStore,
+    SqliteStore,
+    SystemClock,
+    TransactionMode,
+    operations,
+)
 from postdate.clock import steady_seconds
 from postdate.core.limits import add_pause, change_limits
-from postdate.errors import StoreUnavailable, TransportUnreachable
+from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnreachable
 from postdate.messages import Headers
 from postdate.operations.plain import escape_control_characters
 from postdate.runtime.resource import resource_at
@@ -377,6 +385,20 @@ async def test_records_that_cannot_be_counted_keep_nothing_else_from_being_shown
         await watcher.records.get_latest()
         page = await browser("/")
     assert (page.status, "Delivered - could not be counted" in page.words) == (200, True)
+
+
+async def test_the_overview_is_shown_while_the_queues_are_out_of_reach(
+    deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queues in a database of their own raise errors of a store."""
+    away = AsyncMock(side_effect=StoreUnreachable("connection refused"))
+    monkeypatch.setattr("postdate.backends.sqlite.observation.FileObserver.queue_lengths", away)
+    monkeypatch.setattr(LocalTransport, "count_unreadable", away)
+    await deployment.store(deployment.waiting("m-1", 5))
+    async with visit() as browser:
+        page = await browser("/")
+    assert (page.status, "1 message waits, all on time" in page.words) == (200, True)
+    assert "Failed - cannot be counted Unreadable - cannot be counted" in page.words
 
 
 @pytest.mark.parametrize(

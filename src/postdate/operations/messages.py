@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TypeVar
 
 from postdate.core import changes
 from postdate.core.limits import load_limits_in_force
 from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
-from postdate.errors import MessageError, MessageNotFound, PostdateError, TransportUnavailable
+from postdate.errors import MessageError, MessageNotFound, PostdateError
 from postdate.messages import OWN_PREFIX, DelayedMessage, Envelope, check_id, origin_of
 from postdate.operations import plain
 from postdate.operations.explanation import explain
@@ -22,10 +22,12 @@ from postdate.operations.needs import (
     read_queue_lengths,
     require_administrable,
 )
-from postdate.operations.unreadable import UnreadableDetails, count_unreadable, find_unreadable
+from postdate.operations.unreadable import UnreadableDetails, count_unreadable_in, find_unreadable
 from postdate.ports import AdministrableStore, Answer, PendingState
 from postdate.ports.limits import LimitingStore, is_in_lane
 from postdate.wiring import OpenDeployment, own_queues
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Statistics:
         queues: number of messages by queue: of all queues if these can be listed, else of the endpoint's queues and
             those of the settings; ``None`` if no queue can be counted.
         services: number of processes that deliver due messages now; ``None`` if that cannot be seen.
-        unreadable: number of unreadable rows of the store and the queues.
+        unreadable: number of unreadable rows of the store and the queues; ``None`` if the queues do not answer.
     """
 
     at: datetime
@@ -54,21 +56,22 @@ class Statistics:
     records: Mapping[str, int]
     queues: Mapping[str, int] | None
     services: int | None
-    unreadable: int = 0
+    unreadable: int | None = 0
 
 
 async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: bool = False) -> Statistics:
     """Return all counts.
 
-    ``at_a_glance``: leave out the counts of records, which are many, and of queues that cannot be reached.
+    ``at_a_glance``: leave out the counts of records, which are many, and of queues that do not answer.
     """
     counts = await require_administrable(deployment, "count messages").statistics(now)
     records = dict[str, int]() if at_a_glance else await record_counts(deployment)
-    processes, queues = await list_store_processes(deployment), None
-    with suppress(TransportUnavailable) if at_a_glance else nullcontext():
-        queues = await read_queue_lengths(
-            deployment, own_queues(deployment.settings, deployment.transport.capabilities)
-        )
+    processes = await list_store_processes(deployment)
+    names = own_queues(deployment.settings, deployment.transport.capabilities)
+    queues = await _ask_queues(read_queue_lengths(deployment, names), may_be_away=at_a_glance)
+    unreadable = await _ask_queues(count_unreadable_in(deployment.transport), may_be_away=at_a_glance)
+    if unreadable is not None:
+        unreadable += await count_unreadable_in(deployment.store)
     return Statistics(
         at=now,
         store=deployment.settings.store.address.redacted_text,
@@ -80,8 +83,21 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: 
         records=records,
         queues=queues,
         services=None if processes is None else len(plain.running_services(processes)),
-        unreadable=await count_unreadable(deployment),
+        unreadable=unreadable,
     )
+
+
+async def _ask_queues(answer: Awaitable[T], *, may_be_away: bool) -> T | None:
+    """Return the answer of the queues; ``None`` if they do not answer and ``may_be_away``.
+
+    Queues in a database raise its errors, which are errors of a store.
+    """
+    try:
+        return await answer
+    except PostdateError as error:
+        if may_be_away and (error.outage or error.transient):
+            return None
+        raise
 
 
 async def record_counts(deployment: OpenDeployment) -> Mapping[str, int]:

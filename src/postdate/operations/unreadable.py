@@ -67,7 +67,12 @@ def _sources(deployment: OpenDeployment) -> dict[str, UnreadableRows]:
 
 
 async def count_unreadable(deployment: OpenDeployment) -> int:
-    return sum([await each.count_unreadable() for each in _sources(deployment).values()])
+    return await count_unreadable_in(deployment.store) + await count_unreadable_in(deployment.transport)
+
+
+async def count_unreadable_in(part: object) -> int:
+    """Return the number of unreadable rows of a store or a transport; 0 if it marks none."""
+    return await part.count_unreadable() if isinstance(part, UnreadableRows) else 0
 
 
 async def list_unreadable(deployment: OpenDeployment, limit: int) -> UnreadableList:
