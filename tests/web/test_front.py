@@ -1,5 +1,6 @@
 """Several deployments on one page: each has a row and pages of its own, and one that is away is told in words."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,12 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from tests.web.conftest import Deployment, browsing, news_of, settings_of
 
-from postdate.errors import ConfigurationError
+from postdate.clock import steady_seconds
+from postdate.errors import ConfigurationError, StoreUnreachable
 from postdate.operations import Overview
+from postdate.runtime.resource import resource_of
 from postdate.web import dashboard
+from postdate.wiring import open_deployment
 
 
 @pytest.fixture
@@ -71,6 +75,17 @@ async def test_each_deployment_has_its_pages_and_a_way_back(shops: Starlette) ->
         for name in ("gone", "away"):
             assert (await browser(f"/ops/{name}/")).status == 503
         assert (await browser("/ops/")).links("/ops/shop/") == ["/ops/shop/"]
+
+
+async def test_the_pages_of_a_deployment_name_its_own_outages_only(shops: Starlette, deployment: Deployment) -> None:
+    async with browsing(shops) as browser, open_deployment(settings_of(deployment.address)) as opening:
+        await browser("/shop/")  # opens it
+        calls = resource_of(opening.store).calls("cannot claim due messages", logging.getLogger("postdate.test"))
+        calls.report_failure(StoreUnreachable("disk is gone"), steady_seconds())
+        pages = {path: (await browser(path)).words for path in ("/", "/shop/", "/shop/queues", "/depot/", "/gone/")}
+        told = [path for path, words in pages.items() if "disk is gone" in words]
+        assert told == ["/", "/shop/", "/shop/queues"]
+        calls.report_success(steady_seconds())
 
 
 async def test_news_of_any_are_told(shops: Starlette) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -304,10 +305,14 @@ def resource_of(adapter: object) -> Resource:
         return Resource(name)
 
 
-def outage_texts(seconds: float) -> list[str]:
-    """Return descriptions of the adapters' resources that are out of reach in this process, in the order of names."""
-    with _lock:
-        resources = {*_by_identity.values(), *_by_adapter.values()}
+def outage_texts(seconds: float, resources: Collection[Resource] | None = None) -> list[str]:
+    """Return descriptions of the resources that are out of reach, in the order of names.
+
+    ``resources``: where to look; ``None``: all resources of the adapters of this process.
+    """
+    if resources is None:
+        with _lock:
+            resources = {*_by_identity.values(), *_by_adapter.values()}
     # Adapters without an identity have the name of their class, so several resources may have one name.
     texts = [(each.name, text) for each in resources if (text := each.outage_text(seconds)) is not None]
     return [f"{name} is {text}" for name, text in sorted(texts)]

@@ -125,7 +125,9 @@ class Views:
             "store": self._watcher.settings.store.address.redacted_text,
         }
         values |= {"name": self._name, "message_page": message_page, "age": format_age, "charts": charts}
-        values |= {"outages": outage_texts(steady_seconds())}
+        # The pages of one of several deployments say nothing of the others.
+        resources = self._watcher.resources if self._name else None
+        values |= {"outages": outage_texts(steady_seconds(), resources)}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
 
     # --- at a glance ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -16,6 +17,7 @@ from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.core.changes import EVERYTHING
 from postdate.operations.looking import Refresher
+from postdate.runtime.resource import Resource, resource_of
 from postdate.runtime.threads import run_in_thread
 from postdate.wiring import OpenDeployment, open_deployment
 
@@ -40,6 +42,8 @@ class Watcher:
         self.diagnosis = Refresher(self._diagnose, clock)
         # Result of the opening, for all requests. It is replaced when the task has ended.
         self._deployment_future: asyncio.Future[OpenDeployment] | None = None
+        self.resources: Collection[Resource] = ()
+        """What the open deployment needs; empty before it was opened."""
         # The task that keeps the deployment open and runs the looks.
         self._task: asyncio.Task[None] | None = None
 
@@ -56,6 +60,7 @@ class Watcher:
             async with open_deployment(self.settings) as deployment, anyio.create_task_group() as tasks:
                 for each in (self.overview, self.first_messages, self.records, self.errors, self.diagnosis):
                     tasks.start_soon(each.run, deployment)
+                self.resources = {resource_of(deployment.store), resource_of(deployment.transport)}
                 future.set_result(deployment)
         except Exception as error:  # Of opening or closing: each look keeps its own error.
             if future.done():
