@@ -26,6 +26,7 @@ from postdate.clock import steady_seconds
 from postdate.core.limits import add_pause, change_limits
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnreachable
 from postdate.messages import Headers
+from postdate.operations.looking import Observation
 from postdate.operations.plain import escape_control_characters
 from postdate.runtime.resource import resource_at
 from postdate.web.views import SECURITY_HEADERS
@@ -385,6 +386,31 @@ async def test_records_that_cannot_be_counted_keep_nothing_else_from_being_shown
         await watcher.records.get_latest()
         page = await browser("/")
     assert (page.status, "Delivered - could not be counted" in page.words) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("ages", "text"),
+    [
+        ((0, 10), "Delivered 30 1.0 a second lately, just now"),
+        ((90, 100), "Delivered 30 1.0 a second lately, 1m30s ago"),
+        ((0, 3_600), "Delivered 30 in all, by the records, just now"),  # nobody watched between these looks
+        ((3_600, 3_610), "Delivered 30 in all, by the records, 1h ago"),
+    ],
+)
+async def test_deliveries_are_shown_with_the_age_of_their_count(
+    deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch, ages: tuple[int, int], text: str
+) -> None:
+    watcher = Watcher(settings_of(deployment.address), SystemClock())
+    monkeypatch.setattr("postdate.web.app.Watcher", lambda *_: watcher)
+    counts = zip(ages, (30, 20), strict=True)
+
+    def looks() -> list[Observation[dict[str, int]]]:
+        seconds = watcher.clock.monotonic()
+        return [Observation(1, deployment.now, seconds - age, {"delivered": count}) for age, count in counts]
+
+    monkeypatch.setattr(watcher.records, "remember_request", looks)
+    async with visit() as browser:
+        assert text in (await browser("/")).words
 
 
 async def test_the_overview_is_shown_while_the_queues_are_out_of_reach(

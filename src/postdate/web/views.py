@@ -68,6 +68,9 @@ _NAME: Final = re.compile(r"(?!(static|events)$)[A-Za-z0-9][A-Za-z0-9_.-]*")
 _FIRST_LOOK_SECONDS: Final = 1.0
 """Seconds that a row waits for a first look. A deployment that does not answer must not delay the other rows."""
 
+_LONGEST_RATE_SECONDS: Final = 600.0
+"""Looks that are further apart give no rate. While a user watches, they are at most seven minutes apart."""
+
 _FRONT_INTERVAL: Final = timedelta(seconds=3)
 """The page of several deployments is refreshed at this interval without asking whether there is news.
 
@@ -113,10 +116,6 @@ class Views:
             is_path_safe = id_.isprintable() and id_ not in {".", ".."}
             return f"{base}/{page}/{'' if is_path_safe else '?id='}{_quoted(id_)}"
 
-        def format_age(observation: Observation[Any]) -> str:
-            seconds = self._watcher.clock.monotonic() - observation.end_seconds
-            return "just now" if seconds < 1 else f"{format_span(timedelta(seconds=seconds))} ago"
-
         values = {"who": None, "signs_in": False, "method": request.method, "shown_count": format_count, **values}
         values |= {
             "here": section_path,
@@ -124,11 +123,18 @@ class Views:
             "status": status,
             "store": self._watcher.settings.store.address.redacted_text,
         }
-        values |= {"name": self._name, "message_page": message_page, "age": format_age, "charts": charts}
+        values |= {"name": self._name, "message_page": message_page, "age": self._format_age, "charts": charts}
         # The pages of one of several deployments say nothing of the others.
         resources = self._watcher.resources if self._name else None
         values |= {"outages": outage_texts(steady_seconds(), resources)}
         return HTMLResponse(self._templates.get_template(f"{name}.html").render(values), status)
+
+    def _age_seconds(self, observation: Observation[Any]) -> float:
+        return self._watcher.clock.monotonic() - observation.end_seconds
+
+    def _format_age(self, observation: Observation[Any]) -> str:
+        seconds = self._age_seconds(observation)
+        return "just now" if seconds < 1 else f"{format_span(timedelta(seconds=seconds))} ago"
 
     # --- at a glance ----------------------------------------------------------------------------------------------
 
@@ -157,18 +163,25 @@ class Views:
         return self._render_page(request, "overview", address=address, times_usual=times_usual, **values)
 
     def _delivery_texts(self) -> tuple[str, str]:
-        """Return the number of deliveries in all, and the number a second between the last two looks."""
+        """Return the number of deliveries in all, and the number a second between the last two looks, with their age.
+
+        The records are counted more rarely than all else: the tile may be older than the page.
+        """
         latest, previous = self._watcher.records.remember_request()
         if latest is None:
             return "…", "being counted"
         # A store that takes too long to count its records fails here. The rest of the page is still shown.
         if isinstance(latest.result, Exception):
             return "-", "could not be counted"
-        count = latest.value.get("delivered", 0)
+        count, age = latest.value.get("delivered", 0), self._format_age(latest)
         if previous is None or isinstance(previous.result, Exception):
-            return f"{count:,}", "in all, by the records"
-        rate = (count - previous.value.get("delivered", 0)) / max(latest.end_seconds - previous.end_seconds, 1e-9)
-        return f"{count:,}", f"{max(rate, 0.0):,.1f} a second lately"
+            return f"{count:,}", f"in all, by the records, {age}"
+        between_seconds = max(latest.end_seconds - previous.end_seconds, 1e-9)
+        # Nobody watched for so long: an average over that time is no rate of late.
+        if max(between_seconds, self._age_seconds(latest)) > _LONGEST_RATE_SECONDS:
+            return f"{count:,}", f"in all, by the records, {age}"
+        rate = (count - previous.value.get("delivered", 0)) / between_seconds
+        return f"{count:,}", f"{max(rate, 0.0):,.1f} a second lately, {age}"
 
     async def queues(self, request: Request) -> Response:
         store = (await self._watcher.get_deployment()).store
