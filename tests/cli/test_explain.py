@@ -128,6 +128,16 @@ async def test_it_is_in_its_queue_and_nobody_receives():
     assert found.advice == ("start the endpoint that receives from 'orders'",)
 
 
+async def test_a_delivery_before_its_due_time_is_not_late():
+    """The clock of the service that delivered it was behind."""
+    async with scene() as here:
+        claims = await here.claim()
+        await here.sqlite.finish(claims, ports.Outcome.DELIVERED, NOW - MINUTE - timedelta(seconds=5))
+        found = await here.explain()
+    early = "5s before it was due, because clocks differ"
+    assert f"it was delivered there at 2026-01-31T11:58:55Z, {early}" in found.facts
+
+
 async def test_it_is_in_its_queue_and_past_its_use():
     async with scene() as here:
         await here.store(due=NOW - 2 * MINUTE, expires_at=NOW - MINUTE)

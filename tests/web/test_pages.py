@@ -28,6 +28,7 @@ from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnreach
 from postdate.messages import Headers
 from postdate.operations.looking import Observation
 from postdate.operations.plain import escape_control_characters
+from postdate.ports import Outcome
 from postdate.runtime.resource import resource_at
 from postdate.web.views import SECURITY_HEADERS
 from postdate.web.watching import LISTED, Watcher
@@ -196,6 +197,18 @@ async def test_a_message_has_its_story(deployment: Deployment, visit: Visit) -> 
     assert "Now waits for orders" in waiting.words
     assert "own header" in waiting.words
     assert (unknown.status, "it was never scheduled" in unknown.words) == (404, True)
+
+
+async def test_a_delivery_before_its_due_time_is_not_shown_as_late(deployment: Deployment, visit: Visit) -> None:
+    await deployment.store(deployment.waiting("m-1", -5))
+    store = SqliteStore(deployment.path)
+    claims = await store.claim_due(deployment.now, 10)
+    await store.finish(claims, Outcome.DELIVERED, deployment.now - 8 * MINUTE)
+    await store.close()
+    async with visit() as browser:
+        page = await browser("/messages/m-1")
+    assert "3m before it was due, because clocks differ" in page.words
+    assert "after it was due" not in page.words
 
 
 async def test_with_many_messages_what_is_gone_is_looked_for_when_asked(

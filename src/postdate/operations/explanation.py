@@ -16,7 +16,15 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
 from postdate.messages import DelayedMessage, Headers, headers_with_expiry
 from postdate.operations import needs
-from postdate.operations.plain import Event, events_of, format_count, format_span, format_time, running_services
+from postdate.operations.plain import (
+    Event,
+    events_of,
+    format_count,
+    format_lateness,
+    format_span,
+    format_time,
+    running_services,
+)
 from postdate.operations.unreadable import UnreadableLine, find_unreadable
 from postdate.ports.limits import LimitingStore, is_in_lane
 from postdate.ports.migrating import MOVED_AWAY
@@ -308,8 +316,8 @@ class _Explainer:
         delivered = next((each for each in reversed(self.history) if each.kind is ports.RecordKind.DELIVERED), None)
         if delivered is None or delivered.due is None:
             return []
-        late = delivered.at - delivered.due
-        return [f"it was delivered there at {format_time(delivered.at)}, {format_span(late)} after it was due"]
+        lateness = format_lateness(delivered.at - delivered.due)
+        return [f"it was delivered there at {format_time(delivered.at)}, {lateness}"]
 
     def _explain_error_copy(self, queued: ports.QueuedMessage) -> Explanation:
         headers = queued.envelope.headers

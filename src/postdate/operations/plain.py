@@ -72,6 +72,13 @@ def format_span(span: timedelta) -> str:
     return "0s"
 
 
+def format_lateness(lateness: timedelta) -> str:
+    """Return ``45s after it was due``. A delivery that is early by its record shows that clocks differ."""
+    if lateness < timedelta(0):
+        return f"{format_span(lateness)} before it was due, because clocks differ"
+    return f"{format_span(lateness)} after it was due"
+
+
 def format_count(count: int, noun: str) -> str:
     """Return ``1 message``, ``1,234 messages``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

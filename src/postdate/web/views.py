@@ -36,7 +36,7 @@ from postdate.errors import (
 )
 from postdate.messages import Origin
 from postdate.operations.looking import Observation
-from postdate.operations.plain import escape_control_characters, format_count, format_span, format_time
+from postdate.operations.plain import escape_control_characters, format_count, format_lateness, format_span, format_time
 from postdate.ports.limits import LimitingStore
 from postdate.runtime.resource import outage_texts
 from postdate.web import charts
@@ -105,7 +105,8 @@ class Views:
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_format_value
         )
         self._templates.loader = PackageLoader("postdate.web")
-        self._templates.filters |= {"count": _format_count, "span": format_span, "id": _quoted, "code": _mark_code}
+        self._templates.filters |= {"count": _format_count, "span": format_span, "lateness": format_lateness}
+        self._templates.filters |= {"id": _quoted, "code": _mark_code}
 
     def _render_page(self, request: Request, name: str, status: int = HTTPStatus.OK, **values: Any) -> HTMLResponse:
         base: str = request.scope.get("root_path", "")
