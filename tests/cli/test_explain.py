@@ -11,11 +11,12 @@ from anyio import to_thread
 from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore, ports
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.config import load_settings
+from postdate.core.changes import Pending
 from postdate.core.limits import change_limits, limit_change
 from postdate.core.recoverability import Host, delayed_retry_headers, error_headers
 from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
-from postdate.operations import Explanation, MessageState, explain, show_message
+from postdate.operations import Explanation, MessageState, explain, list_messages, show_message
 from postdate.wiring import OpenDeployment, open_deployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -313,6 +314,13 @@ async def test_what_nobody_knows_may_have_been_removed_with_old_records() -> Non
     assert "records of messages that ended before 2026-03-12T12:00:00Z have been removed" in found.facts
 
 
+async def held_ids(here: Scene, now: datetime) -> list[str]:
+    """Return the ids of messages that a list calls held; it calls all others overdue."""
+    messages = (await list_messages(here.deployment, Pending(), 9, now)).messages
+    assert [each.overdue for each in messages] == [not each.held for each in messages]
+    return [each.message_id for each in messages if each.held]
+
+
 async def test_what_failed_and_is_held_says_what_holds_it() -> None:
     async with scene() as here:
         await here.store(NOW)
@@ -322,6 +330,7 @@ async def test_what_failed_and_is_held_says_what_holds_it() -> None:
         found = await here.explain(now=NOW + MINUTE)
         assert found.state is MessageState.HELD
         assert found.headline.endswith("and is held: the limits of its queue 'orders' are: at most 50 a second")
+        assert await held_ids(here, NOW + MINUTE) == ["m1"], "a list says the same"
         await change_limits(here.sqlite, "orders", limit_change(None, "13:00-14:00 UTC"), NOW)
         found = await here.explain(now=NOW + MINUTE)
     assert "no message is sent to it before 2026-01-31T13:00:00Z" in found.facts
@@ -336,6 +345,7 @@ async def test_what_waits_for_its_retry_is_not_held_and_what_lay_in_a_lane_has_n
         await change_limits(here.sqlite, "orders", limit_change(50, ()), NOW)
         found = await here.explain(now=NOW + MINUTE)
         assert (found.state, "it is full" in found.headline) == (MessageState.RETRYING, True)
+        assert await held_ids(here, NOW + MINUTE) == []
         (kept,) = await here.sqlite.load_limits()
         (claim,) = await here.sqlite.claim_due(NOW + 6 * MINUTE, 1)
         await here.sqlite.release([claim], kept.attempt_time(NOW))

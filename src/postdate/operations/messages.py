@@ -110,7 +110,7 @@ async def record_counts(deployment: OpenDeployment) -> Mapping[str, int]:
 class MessageLine:
     """One pending message in a list.
 
-    ``held``: the message is due, and its queue has limits. ``origin``: why the message waits.
+    ``held``: the message is due, and limits of its queue hold it. ``origin``: why the message waits.
     """
 
     message_id: str
@@ -151,18 +151,31 @@ async def list_messages(
     limited_queues = set(await load_limits_in_force(store) if isinstance(store, LimitingStore) else ())
     page = messages[:limit]
     more = len(messages) > limit
-    return MessageList(
-        [_line(message, now, limited_queues) for message in page], more, page[-1].cursor if more else None
-    )
+    lines = [_line(message, now, is_held=await _is_held(deployment, message, now, limited_queues)) for message in page]
+    return MessageList(lines, more, page[-1].cursor if more else None)
 
 
-def _line(message: DelayedMessage, now: datetime, limited_queues: Container[str]) -> MessageLine:
-    is_due, is_limited = message.due < now, message.destination in limited_queues and not message.number_of_failures
+async def _is_held(
+    deployment: OpenDeployment, message: DelayedMessage, now: datetime, limited_queues: Container[str]
+) -> bool:
+    """Return whether limits hold a due message, as :func:`explain` judges it."""
+    if message.due >= now or message.destination not in limited_queues:
+        return False
+    if not message.number_of_failures:
+        return True
+    # Until its next attempt, a message that failed waits for that. Only its state has the time of the attempt.
+    state = await find_pending_state(deployment, message.message_id)
+    if state is None or state.attempt_at is None:
+        return False
+    return state.attempt_at < now or is_in_lane(state.attempt_at, message.due)
+
+
+def _line(message: DelayedMessage, now: datetime, *, is_held: bool) -> MessageLine:
     return MessageLine(
         message_id=message.message_id,
         due=message.due,
-        overdue=is_due and not is_limited,
-        held=is_due and is_limited,
+        overdue=message.due < now and not is_held,
+        held=is_held,
         destination=message.destination,
         number_of_failures=message.number_of_failures,
         expires_at=message.expires_at,
