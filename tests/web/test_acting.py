@@ -297,6 +297,19 @@ async def test_queues_are_paused_resumed_and_limited(deployment: Deployment, ada
     assert await limits() == {}
 
 
+async def test_limits_that_cannot_be_read_are_replaced_and_never_resumed(deployment: Deployment, ada: Browser) -> None:
+    store = SqliteStore(deployment.path)
+    await store.store_limits("orders", '{"per_minute": 5}', deployment.now)  # as of a newer version
+    page = await ada("/queues")
+    assert "orders cannot be read: they hold everything until new limits are set" in page.words
+    assert page.links("/change?queue=orders") == ["/change?queue=orders&what=limit"]
+    question = await ada("/change?what=limit&queue=orders")
+    assert "What the unreadable ones held is then sent as the new ones allow." in question.words
+    assert "it stays so" not in question.words
+    assert "Queue orders: at most 5 a second" in (await done(ada, "limit", {"per_second": "5"}, queue="orders")).words
+    await store.close()
+
+
 async def test_what_a_store_cannot_do_is_told(ada: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     class Other:
         """What no store is."""

@@ -76,7 +76,14 @@ class Limits:
         for each in self.windows:
             Window.parse(each)
 
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether these stand for stored limits that cannot be read: they hold everything until they are replaced."""
+        return self is _UNREADABLE
+
     def __str__(self) -> str:
+        if self.is_unreadable:
+            return "cannot be read: they hold everything until new limits are set"
         parts = ["paused"] if self.paused else []
         if self.per_second is not None:
             parts.append(f"at most {self.per_second:g} a second")
@@ -198,7 +205,7 @@ def remove_pause(limits: Limits) -> Limits:
 
 def _check_readable(limits: Limits) -> Limits:
     """Return limits that a change keeps in part. Raises `InvalidMessage` if they cannot be read."""
-    if limits is _UNREADABLE:
+    if limits.is_unreadable:
         raise InvalidMessage(
             "the limits of this queue cannot be read: they are damaged, or of a newer version of postdate. Use that "
             "version, or set other limits in their place: postdate destinations limit"
@@ -213,7 +220,7 @@ def limit_change(per_second: float | None, windows: str | Sequence[str]) -> Call
     def change(limits: Limits) -> Limits:
         for each in window_texts:
             Window.parse_and_check_zone(each)  # with its zone
-        return Limits(limits.paused and limits is not _UNREADABLE, per_second, window_texts)
+        return Limits(limits.paused and not limits.is_unreadable, per_second, window_texts)
 
     return change
 
