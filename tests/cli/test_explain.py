@@ -228,6 +228,17 @@ async def test_it_is_in_the_error_queue():
     assert "postdate errors return m1" in found.advice[-1]
 
 
+async def test_it_is_in_the_error_queue_without_the_queue_where_it_failed():
+    """Another program sent it there."""
+    async with scene() as here:
+        await here.transport.send([Envelope("error", "m1", {}, b"{}")], NOW)
+        found = await here.explain()
+    assert found.state is MessageState.IN_ERROR_QUEUE
+    assert found.headline == "it is in the error queue 'error' because of: an unknown error"
+    assert found.facts == ("it does not say where it failed",)
+    assert found.advice[-1] == "fix the cause, then run: postdate errors return m1 --to QUEUE"
+
+
 @pytest.mark.parametrize(
     ("outcome", "headline"),
     [

@@ -270,7 +270,8 @@ class _Explainer:
     # --- in a queue ---------------------------------------------------------------------------------------------
 
     async def _explain_queued(self, queued: ports.QueuedMessage) -> Explanation:
-        if Headers.FAILED_QUEUE in queued.envelope.headers:
+        error_queue = self.deployment.settings.endpoint.error_queue
+        if Headers.FAILED_QUEUE in queued.envelope.headers or queued.queue == error_queue:
             return self._explain_error_copy(queued)
         intake = timeouts_queue(self.deployment.settings.endpoint.name)
         users = () if self.deployment.queue_view is None else await self.deployment.queue_view.processes()
@@ -324,12 +325,14 @@ class _Explainer:
         reason = headers.get(Headers.EXCEPTION_MESSAGE) or headers.get(Headers.EXCEPTION_TYPE, "an unknown error")
         headline = f"it is in the error queue {queued.queue!r} because of: {reason}"
         failed_at = headers.get(Headers.TIME_OF_FAILURE)
-        facts = [f"it failed in queue {headers[Headers.FAILED_QUEUE]!r}" + (f" at {failed_at}" if failed_at else "")]
+        failed_queue = headers.get(Headers.FAILED_QUEUE)
+        where = "it does not say where it failed" if not failed_queue else f"it failed in queue {failed_queue!r}"
+        facts = [where + (f" at {failed_at}" if failed_at else "")]
         is_default = queued.queue == self.deployment.settings.endpoint.error_queue
         id_argument = self.message_id if is_default else f"{self.message_id} --queue {queued.queue}"
         advice = [
             f"see the stack trace: postdate errors show {id_argument}",
-            f"fix the cause, then run: postdate errors return {id_argument}",
+            f"fix the cause, then run: postdate errors return {id_argument}{' --to QUEUE' if not failed_queue else ''}",
         ]
         if (edited_as := headers.get(Headers.EDITED_AS)) is not None:
             facts.append(f"it was edited and sent as {edited_as}")
