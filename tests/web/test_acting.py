@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import urlencode
 
 import httpx
@@ -19,7 +20,7 @@ from tests.web.test_pages import HOSTILE, harmless
 from postdate import Envelope, Headers, SqliteStore, operations
 from postdate.core.changes import Pending, list_matching
 from postdate.core.limits import load_limits_in_force
-from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnreachable
 from postdate.operations.needs import require_queue_view
 from postdate.web import Actions, dashboard
 from postdate.wiring import open_deployment
@@ -173,10 +174,25 @@ async def test_a_button_that_is_pressed_twice_sends_one_message(deployment: Depl
         form = {"body": "other", "csrf_token": token}
         wrong = await ada.client.post(action, data={**form, "headers": "no header"})
         assert wrong.status_code == 400  # and can be corrected
+        missing = await ada.client.post(action, data={**form, "to": "nowhere"})
+        assert missing.status_code == 404  # and so can this
         assert "1 message sent" in Page(await ada.client.post(action, data=form)).words
         again = Page(await ada.client.post(action, data=form))
         assert (again.status, "This was sent before" in again.words) == (403, True)
         assert len(await queued(deployment, "orders")) == count
+
+
+async def test_an_edit_that_may_have_been_sent_is_not_sent_again(
+    deployment: Deployment, ada: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await deployment.send(deployment.failed("text", "E", "no"))
+    action, _, token = form_of(await ada("/change?what=edit&id=text"))
+    form = {"body": "other", "csrf_token": token}
+    with monkeypatch.context() as patch:
+        patch.setattr(operations, "edit", AsyncMock(side_effect=TransportUnreachable("the connection was lost")))
+        assert (await ada.client.post(action, data=form)).status_code == 503
+    again = Page(await ada.client.post(action, data=form))
+    assert (again.status, "This was sent before" in again.words) == (403, True)
 
 
 async def test_a_group_is_returned_or_discarded_and_no_other(

@@ -26,7 +26,15 @@ from postdate import operations
 from postdate.clock import later
 from postdate.config import parse_instant
 from postdate.core import limits
-from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage, MessageError
+from postdate.errors import (
+    ConfigurationError,
+    InvalidHeaders,
+    InvalidMessage,
+    MessageError,
+    MessageNotFound,
+    NotSupported,
+    QueueNotFound,
+)
 from postdate.operations.destinations import change_destination
 from postdate.web.views import Views
 from postdate.web.watching import LISTED, Watcher, log
@@ -35,6 +43,9 @@ _LEAST_TOKEN, _LONGEST_NAME = 16, 100
 _SESSION_DURATION: Final = timedelta(hours=12)
 _LARGEST_BODY: Final = 2**20
 _LARGEST_FORM: Final = 4 * _LARGEST_BODY  # A form encodes one byte of the body as up to three characters.
+_NOTHING_SENT: Final = (MessageError, MessageNotFound, QueueNotFound, NotSupported, ConfigurationError)
+"""Errors of an edit that has surely sent nothing. After others, such as a lost connection, it may have been sent."""
+
 _HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _ACTIONS: Final = {
     frozenset({"id"}): ("cancel", "deliver", "reschedule", "return", "discard", "edit", "discard-unreadable"),
@@ -213,7 +224,7 @@ class ActingViews(Views):
         try:
             results = await self._run_action(action, query, form, counts.append)
         except BaseException as error:
-            if isinstance(error, MessageError):  # Nothing was sent, so the user can correct the text.
+            if isinstance(error, _NOTHING_SENT):  # So the user can correct the form, and send it again.
                 self._submitted_forms.discard(form_id)
             log.warning("user %r at %s: %s %r: ended, with %d done, by %r", *actor, counts[-1], error)
             raise
