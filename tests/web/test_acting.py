@@ -126,6 +126,19 @@ async def test_a_failed_message_is_returned_or_discarded(deployment: Deployment,
     assert (missing.status, "no message 'back' is in queue 'error'" in missing.words) == (200, True)
 
 
+async def test_of_two_messages_with_one_id_the_first_is_discarded_and_the_page_says_so(
+    deployment: Deployment, ada: Browser
+) -> None:
+    headers = deployment.failed("twin", "E", "no").headers
+    await deployment.send(*(Envelope("error", "twin", headers, body) for body in (b"first", b"second")))
+    for what, text in (("discard", "is thrown away for good"), ("return", "goes back to where it failed")):
+        assert f"The first message with this id {text}" in (await ada(f"/change?what={what}&id=twin")).words
+        group = await ada(f"/change?exception=E&queue=orders&what={what}-group")
+        assert f"Each message with this cause {text}" in group.words
+    assert "1 message discarded" in (await done(ada, "discard", id="twin")).words
+    assert [each.body for each in await queued(deployment, "error")] == [b"second"]
+
+
 async def test_a_failed_message_is_edited_and_that_its_body_is_seen_is_logged(
     deployment: Deployment, ada: Browser, caplog: pytest.LogCaptureFixture
 ) -> None:
