@@ -4,7 +4,8 @@ import logging
 import re
 import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import AsyncMock
@@ -18,12 +19,13 @@ from tests.web.conftest import MINUTE, Browser, Deployment, Page, Visit, browsin
 from tests.web.test_pages import HOSTILE, harmless
 
 from postdate import Envelope, Headers, SqliteStore, operations
+from postdate.config import Settings
 from postdate.core.changes import Pending, list_matching
 from postdate.core.limits import load_limits_in_force
 from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnreachable
 from postdate.operations.needs import require_queue_view
 from postdate.web import Actions, dashboard
-from postdate.wiring import open_deployment
+from postdate.wiring import OpenDeployment, open_deployment
 
 TOKEN = "a token of some length"
 
@@ -288,6 +290,29 @@ async def test_an_unreadable_row_is_discarded(deployment: Deployment, ada: Brows
     again = (await done(ada, "discard-unreadable", id=names["gone"])).words
     assert f"Not discarded: {names['gone']}: no unreadable row of" in again
     assert len((await ada("/errors")).links("/change?")) == 1
+
+
+async def test_unreadable_rows_are_shown_also_where_queues_cannot_be_browsed(
+    deployment: Deployment, ada: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await deployment.store(deployment.waiting("broken", -5))
+    with sqlite3.connect(deployment.path) as file:
+        file.execute("UPDATE content SET headers = '{not json'")
+    file.close()
+    store = SqliteStore(deployment.path)
+    assert await store.claim_due(deployment.now, 10) == []
+    await store.close()
+
+    @asynccontextmanager
+    async def open_unbrowsable(settings: Settings) -> AsyncGenerator[OpenDeployment]:
+        async with open_deployment(settings) as opening:
+            yield replace(opening, queue_view=None)
+
+    monkeypatch.setattr("postdate.web.watching.open_deployment", open_unbrowsable)
+    page = await ada("/errors")
+    assert (page.status, "headers must be a JSON object" in page.words) == (200, True)
+    assert "the page does not show failed messages. To see them: postdate queues peek error" in page.words
+    assert len(page.links("/change?")) == 1
 
 
 async def test_queues_are_paused_resumed_and_limited(deployment: Deployment, ada: Browser, visit: Visit) -> None:

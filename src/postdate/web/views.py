@@ -306,6 +306,11 @@ class Views:
     async def errors(self, request: Request) -> Response:
         query, deployment = request.query_params, await self._watcher.get_deployment()
         error_filter = operations.ErrorFilter(query.get("queue"), query.get("exception"), exact=True)
+        if deployment.queue_view is None:  # Unreadable rows of the store can be listed all the same.
+            async with self._query_lock:
+                rows = await operations.list_unreadable(deployment, LISTED)
+            errors = operations.ErrorList(self._error_queue, 0, (), rows)
+            return self._render_page(request, "errors", groups=None, found=errors, queue=self._error_queue)
         observation = await self._watcher.errors.get_latest()
         groups = observation.value
         async with self._query_lock:
