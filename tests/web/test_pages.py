@@ -1,6 +1,7 @@
 """Each page shows what is there, in words, and nothing of others' making runs in it."""
 
 import logging
+import sqlite3
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -224,6 +225,27 @@ async def test_with_many_messages_what_is_gone_is_looked_for_when_asked(
         brief = await browser("/messages/gone")
         assert "nothing was recorded of it" in brief.words
         assert "it was never scheduled" in (await browser(f"/messages/gone{brief.links('?')[0]}")).words
+
+
+async def test_with_many_messages_an_unreadable_one_is_not_said_to_have_gone(
+    deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.web.views._SEARCH_LIMIT", 1)
+    await deployment.store(deployment.waiting("broken", -5))
+    with sqlite3.connect(deployment.path) as file:
+        file.execute("UPDATE content SET headers = '{not json'")
+        file.execute("DELETE FROM record")  # as retention does
+    file.close()
+    store = SqliteStore(deployment.path)
+    assert await store.claim_due(deployment.now, 10) == []
+    await store.close()
+    await deployment.store(deployment.waiting("m-1", 5), deployment.waiting("m-2", 5))
+    async with visit() as browser:
+        brief = await browser("/messages/broken")
+        explained = await browser(f"/messages/broken{brief.links('?')[0]}")
+    assert (brief.status, "It cannot be read: headers must be a JSON object" in brief.words) == (200, True)
+    assert "It does not wait" not in brief.words
+    assert "see its content: postdate messages show --unreadable" in explained.words
 
 
 async def test_with_many_messages_those_for_a_queue_are_looked_for_among_the_next_ones(

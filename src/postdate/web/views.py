@@ -272,7 +272,8 @@ class Views:
             is_explained = searches_everything or bool(details.places)
             explanation = await operations.explain(deployment, id_, now) if is_explained else None
         state = operations.MessageState.UNKNOWN if explanation is None else explanation.state
-        exists = bool(details.places or details.history) or state is not operations.MessageState.UNKNOWN
+        exists = bool(details.places or details.history or details.unreadable)
+        exists = exists or state is not operations.MessageState.UNKNOWN
         values: dict[str, Any] = {"explanation": explanation, "mood": _MOODS.get(state.value, ""), "body": body}
         status = HTTPStatus.OK if exists else HTTPStatus.NOT_FOUND
         return self._render_page(request, "message", status, id_=id_, details=details, now=now, **values)
