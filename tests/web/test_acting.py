@@ -173,6 +173,15 @@ async def test_a_failed_message_is_edited_and_that_its_body_is_seen_is_logged(
     assert (await ada("/change?what=edit&id=nowhere")).status == 404
 
 
+async def test_the_largest_body_that_is_offered_can_be_sent(deployment: Deployment, ada: Browser) -> None:
+    """A browser sends each of its line feeds in six characters."""
+    body = "\n" * 2**20
+    await deployment.send(replace(deployment.failed("large", "E", "no"), body=body.encode()))
+    fields = {"body": body.replace("\n", "\r\n"), "headers": f"own={'x' * 10_000}"}
+    assert "1 message sent" in (await done(ada, "edit", fields, id="large")).words
+    assert [each.body.decode() == body for each in await queued(deployment, "orders")] == [True]
+
+
 async def test_the_body_of_the_message_that_is_edited_is_shown_and_not_that_of_its_retry(
     deployment: Deployment, ada: Browser
 ) -> None:
@@ -581,7 +590,7 @@ async def test_what_is_no_form_is_refused(
     await deployment.store(deployment.waiting("m-1", 5))
     token = form_of(await ada(CANCEL))[2]
     for content, status in (
-        (f"csrf_token={token}&x=".encode().ljust(4 * 2**20 + 1, b"x"), 413),
+        (f"csrf_token={token}&x=".encode().ljust(7 * 2**20 + 1, b"x"), 413),
         (f"csrf_token={token}{'&x=1' * 10}".encode(), 400),
         (b"\xff", 400),
         (b"", 403),

@@ -42,7 +42,9 @@ from postdate.web.watching import LISTED, Watcher, log
 _LEAST_TOKEN, _LONGEST_NAME = 16, 100
 _SESSION_DURATION: Final = timedelta(hours=12)
 _LARGEST_BODY: Final = 2**20
-_LARGEST_FORM: Final = 4 * _LARGEST_BODY  # A form encodes one byte of the body as up to three characters.
+# A browser sends a line feed of the body as the six characters %0D%0A, and any other byte as three at most. The rest is
+# for the other fields.
+_LARGEST_FORM: Final = 7 * _LARGEST_BODY
 _NOTHING_SENT: Final = (MessageError, MessageNotFound, QueueNotFound, NotSupported, ConfigurationError)
 """Errors of an edit that has surely sent nothing. After others, such as a lost connection, it may have been sent."""
 
