@@ -12,7 +12,7 @@ import anyio
 
 from postdate.clock import Clock
 from postdate.core.health.deadlines import Deadlines
-from postdate.errors import PostdateError
+from postdate.errors import NotSupported, QueueNotFound
 from postdate.operations.needs import read_present
 from postdate.runtime.resource import resource_of
 from postdate.wiring import OpenDeployment
@@ -103,8 +103,9 @@ class Refresher(Generic[T]):
                 calls = look_calls
                 result = await deadlines.call_in_task(lambda at=observed_at: self._observe(deployment, at))
             except Exception as error:  # noqa: BLE001 - the requests raise it
-                # Any other error, such as `NotSupported` or `QueueNotFound`, is an answer and no outage.
-                if isinstance(error, PostdateError) and (error.outage or error.transient):
+                if isinstance(error, (NotSupported, QueueNotFound)):  # an answer, and no outage
+                    calls.report_success(self._clock.monotonic())
+                else:
                     calls.report_failure(error, self._clock.monotonic())
                 result = error
             else:
