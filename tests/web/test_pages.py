@@ -172,7 +172,7 @@ async def test_a_list_goes_on_though_the_last_message_of_a_page_has_gone(deploym
     async with visit() as browser:
         page = await browser("/messages?queue=orders")
         async with open_deployment(settings_of(deployment.address)) as found:
-            await operations.cancel(found, ["m-49"], deployment.now)
+            await operations.cancel(found, "m-49", deployment.now)
         seen = {*page.links("/messages/m-")}
         while further := page.links("/messages?queue="):
             page = await browser(further[0])

@@ -70,9 +70,9 @@ def _options_of_postgres(database: Mapping[str, Any]) -> dict[str, str]:
     """Return those ``OPTIONS`` that say how to connect. Django or psycopg uses the others after that."""
     from psycopg.pq import Conninfo
 
-    known = {each.keyword.decode() for each in Conninfo.get_defaults()}
+    parameters = {each.keyword.decode() for each in Conninfo.get_defaults()}
     options: dict[str, object] = database.get("OPTIONS") or {}
-    return {name: str(value) for name, value in options.items() if name in known}
+    return {name: str(value) for name, value in options.items() if name in parameters}
 
 
 def _options_of_mysql(alias: str, database: Mapping[str, Any]) -> dict[str, str]:
@@ -85,10 +85,10 @@ def _options_of_mysql(alias: str, database: Mapping[str, Any]) -> dict[str, str]
     if files is None and mode in {"", "DISABLED", "PREFERRED"}:
         return {}
     names = dict(cast("Mapping[str, object]", files)) if isinstance(files, Mapping) else {}
-    found = {f"ssl_{name}": str(names.pop(name)) for name in ("ca", "cert", "key") if names.get(name)}
+    tls = {f"ssl_{name}": str(names.pop(name)) for name in ("ca", "cert", "key") if names.get(name)}
     if names:
         raise _cannot_carry_over(alias, f"OPTIONS['ssl'] has {', '.join(map(repr, names))}")
-    return {"ssl": "true", **found}
+    return {"ssl": "true", **tls}
 
 
 def _cannot_carry_over(alias: str, what: str) -> ConfigurationError:

@@ -14,7 +14,7 @@ from postdate.core.simple_store import enlisting_store
 from postdate.errors import InvalidMessage, MessageNotFound, PostdateError
 from postdate.messages import Envelope, Headers, expires_at_of, is_saga_timeout
 from postdate.operations import error_returns
-from postdate.operations.error_queue import missing_text, receive_matches
+from postdate.operations.error_queue import find_by_id, missing_text
 from postdate.operations.queues import close_receiver, requeue_message, walk_queue
 from postdate.ports import Completion
 from postdate.wiring import OpenDeployment
@@ -51,11 +51,11 @@ async def edit(
     """
     if not deployment.transport.capabilities.receives_by_id:
         async with walk_queue(deployment, queue, now) as walk:
-            matches = await receive_matches(walk, message_id)
+            matches = await find_by_id(walk, message_id)
             if not matches:
                 raise MessageNotFound(missing_text(queue, message_id))
             if len(matches) > 1:
-                reason = error_returns.ambiguous_text([each.envelope.message_id for each in matches])
+                reason = error_returns.duplicate_id_text([each.envelope.message_id for each in matches])
                 raise MessageNotFound(f"message {message_id!r} cannot be edited: {reason}")
             (received,) = matches
             edited_message, marked_message = _apply_edit(received.envelope, queue, now, change)

@@ -245,12 +245,12 @@ async def _find_message(deployment: OpenDeployment, queue: str, message_id: str,
             return queued
         raise MessageNotFound(missing_text(queue, message_id))
     async with walk_queue(deployment, queue, now) as walk:
-        for received in await receive_matches(walk, message_id):
+        for received in await find_by_id(walk, message_id):
             return QueuedMessage(queue, received.envelope, received.failures, None)
     raise MessageNotFound(missing_text(queue, message_id))
 
 
-async def receive_matches(walk: QueueWalk, message_id: str) -> list[Received]:
+async def find_by_id(walk: QueueWalk, message_id: str) -> list[Received]:
     """Receive until a message has this id in the queue, and return it; else as :func:`select_by_id`."""
     messages = list[Received]()
     async for (received,) in walk.receive_pages():

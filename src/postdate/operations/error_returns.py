@@ -271,12 +271,12 @@ async def _treat_by_id_in_order(
                 results.append(replace(result, message_id=id_))
             else:
                 names = [each.envelope.message_id for each in candidates]
-                reason = ambiguous_text(names) if names else missing_text(queue, id_)
+                reason = duplicate_id_text(names) if names else missing_text(queue, id_)
                 results.append(ReturnResult(id_, done=False, queue=queue, remark=reason))
     return results
 
 
-def ambiguous_text(ids: Sequence[str]) -> str:
+def duplicate_id_text(ids: Sequence[str]) -> str:
     return f"{len(ids)} messages there were sent under that id; name their own: {', '.join(ids)}"
 
 
@@ -368,7 +368,7 @@ class FailedMessageReturner:
         if not in_queue:
             return free_ids, missing_text(self.queue, message_id)
         if len(free_ids) > 1:
-            return free_ids, ambiguous_text(free_ids)
+            return free_ids, duplicate_id_text(free_ids)
         return free_ids, f"{'another process' if free_ids else f'process {in_queue[0].received_by}'} has received it"
 
 

@@ -15,16 +15,8 @@ from postdate.core.upkeep.wall_times import WallTime
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
 from postdate.messages import DelayedMessage, Headers, headers_with_expiry
-from postdate.operations import needs
-from postdate.operations.plain import (
-    Event,
-    events_of,
-    format_count,
-    format_lateness,
-    format_span,
-    format_time,
-    running_services,
-)
+from postdate.operations import needs, plain
+from postdate.operations.plain import Event, events_of, format_count, format_lateness, format_span, format_time
 from postdate.operations.unreadable import UnreadableLine, find_unreadable
 from postdate.ports.limits import LimitingStore, is_in_lane
 from postdate.ports.migrating import MOVED_AWAY
@@ -151,7 +143,7 @@ class _Explainer:
             facts.append(_wall_time_fact(wall))
         if message.expires_at is not None:
             facts.append(f"it expires at {format_time(message.expires_at)}")
-        advice = [] if processes is None or running_services(processes) else ["start the service: postdate run"]
+        advice = [] if processes is None or plain.running_services(processes) else ["start the service: postdate run"]
         if not self._shows_claims and (message.number_of_failures or message.due < now):
             facts.append("this store does not show whether a process has claimed it, nor when its next attempt is")
         if pending_state.attempt_at is None:
@@ -202,7 +194,7 @@ class _Explainer:
     ) -> Explanation:
         message = pending_state.message
         late = f"it was due at {format_time(message.due)}, {format_span(self.now - message.due)} ago"
-        if processes is not None and not running_services(processes):
+        if processes is not None and not plain.running_services(processes):
             facts = [await self._last_delivery_fact(processes), *facts]
             advice = ["start the service: postdate run"]
             return self._build_explanation(
@@ -226,7 +218,7 @@ class _Explainer:
     async def _service_facts(self, processes: Sequence[ports.Process] | None) -> list[str]:
         if processes is None:
             return ["this store does not show whether a service is running: it does not record its processes"]
-        services = running_services(processes)
+        services = plain.running_services(processes)
         if services:
             return [_process_fact("delivers due messages", services)]
         return [f"no service is running; {await self._last_delivery_fact(processes)}"]
@@ -524,7 +516,7 @@ class _Explainer:
             ),
         ]
         processes = await needs.list_store_processes(self.deployment)
-        idle = processes is not None and not running_services(processes)
+        idle = processes is not None and not plain.running_services(processes)
         return facts, ["start the service: postdate run"] if idle and counts and any(counts.values()) else []
 
 

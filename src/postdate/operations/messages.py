@@ -151,11 +151,14 @@ async def list_messages(
     limited_queues = set(await load_limits_in_force(store) if isinstance(store, LimitingStore) else ())
     page = messages[:limit]
     more = len(messages) > limit
-    lines = [_line(message, now, is_held=await _is_held(deployment, message, now, limited_queues)) for message in page]
+    lines = [
+        _line(message, now, limits_hold=await _limits_hold(deployment, message, now, limited_queues))
+        for message in page
+    ]
     return MessageList(lines, more, page[-1].cursor if more else None)
 
 
-async def _is_held(
+async def _limits_hold(
     deployment: OpenDeployment, message: DelayedMessage, now: datetime, limited_queues: Container[str]
 ) -> bool:
     """Return whether limits hold a due message, as :func:`explain` judges it."""
@@ -170,12 +173,12 @@ async def _is_held(
     return state.attempt_at < now or is_in_lane(state.attempt_at, message.due)
 
 
-def _line(message: DelayedMessage, now: datetime, *, is_held: bool) -> MessageLine:
+def _line(message: DelayedMessage, now: datetime, *, limits_hold: bool) -> MessageLine:
     return MessageLine(
         message_id=message.message_id,
         due=message.due,
-        overdue=message.due < now and not is_held,
-        held=is_held,
+        overdue=message.due < now and not limits_hold,
+        held=limits_hold,
         destination=message.destination,
         number_of_failures=message.number_of_failures,
         expires_at=message.expires_at,
@@ -302,8 +305,8 @@ async def change_each(
             first_error = first_error or error
             changes.append(Change(message_id, done=False, reason=str(error)))
             if not isinstance(error, MessageError):
-                rest = message_ids[position + 1 :]
-                changes += [Change(each, done=False, reason="not tried after that error") for each in rest]
+                others = message_ids[position + 1 :]
+                changes += [Change(each, done=False, reason="not tried after that error") for each in others]
                 break
     return changes, first_error
 

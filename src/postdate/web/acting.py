@@ -22,19 +22,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from postdate import operations
+from postdate import errors, operations
 from postdate.clock import later
 from postdate.config import parse_instant
 from postdate.core import limits
-from postdate.errors import (
-    ConfigurationError,
-    InvalidHeaders,
-    InvalidMessage,
-    MessageError,
-    MessageNotFound,
-    NotSupported,
-    QueueNotFound,
-)
 from postdate.operations.destinations import change_destination
 from postdate.web.views import Views
 from postdate.web.watching import LISTED, Watcher, log
@@ -45,7 +36,13 @@ _LARGEST_BODY: Final = 2**20
 # A browser sends a line feed of the body as the six characters %0D%0A, and any other byte as three at most. The rest is
 # for the other fields.
 _LARGEST_FORM: Final = 7 * _LARGEST_BODY
-_NOTHING_SENT: Final = (MessageError, MessageNotFound, QueueNotFound, NotSupported, ConfigurationError)
+_NOTHING_SENT: Final = (
+    errors.MessageError,
+    errors.MessageNotFound,
+    errors.QueueNotFound,
+    errors.NotSupported,
+    errors.ConfigurationError,
+)
 """Errors of an edit that has surely sent nothing. After others, such as a lost connection, it may have been sent."""
 
 _HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -75,13 +72,13 @@ class Actions:
 
     def __post_init__(self) -> None:
         if (self.token is None) == (self.user_header is None):
-            raise ConfigurationError("who may act? give either a token, or the header that says who asks")
+            raise errors.ConfigurationError("who may act? give either a token, or the header that says who asks")
         if self.token is not None and not (len(self.token) >= _LEAST_TOKEN and self.token.isascii()):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"the token needs {_LEAST_TOKEN} characters of ASCII at least: openssl rand -hex 32"
             )
         if self.user_header is not None and not _HEADER.fullmatch(self.user_header):
-            raise ConfigurationError(f"{self.user_header!r} is no name of a header, such as X-Forwarded-User")
+            raise errors.ConfigurationError(f"{self.user_header!r} is no name of a header, such as X-Forwarded-User")
 
 
 class ActingViews(Views):
@@ -290,10 +287,10 @@ def _parse_edit(form: Mapping[str, str], to: str | None) -> operations.Edit:
     for line in _split_lines(form, "headers"):
         name, equals, value = line.partition("=")
         if not (name and equals):
-            raise InvalidHeaders(f"{line!r} is no header: write each in a line of its own, as NAME=VALUE")
+            raise errors.InvalidHeaders(f"{line!r} is no header: write each in a line of its own, as NAME=VALUE")
         headers[name] = value
     if body is None and not headers:
-        raise InvalidMessage("what is to be changed? give another body, or a header")
+        raise errors.InvalidMessage("what is to be changed? give another body, or a header")
     return operations.Edit(None if body is None else body.replace("\r\n", "\n").encode(), headers, to)
 
 
@@ -302,7 +299,9 @@ def _parse_limits(form: Mapping[str, str]) -> Callable[[limits.Limits], limits.L
     try:
         return limits.limit_change(float(rate) if rate else None, _split_lines(form, "windows"))
     except ValueError as error:
-        raise InvalidMessage(f"{rate!r} messages a second is not a valid rate: give a number, or nothing") from error
+        raise errors.InvalidMessage(
+            f"{rate!r} messages a second is not a valid rate: give a number, or nothing"
+        ) from error
 
 
 def _split_lines(form: Mapping[str, str], name: str) -> list[str]:

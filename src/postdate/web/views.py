@@ -311,7 +311,7 @@ class Views:
             async with self._query_lock:
                 rows = await operations.list_unreadable(deployment, LISTED)
             errors = operations.ErrorList(self._error_queue, 0, (), rows)
-            return self._render_page(request, "errors", groups=None, found=errors, queue=self._error_queue)
+            return self._render_page(request, "errors", groups=None, errors=errors, queue=self._error_queue)
         observation = await self._watcher.errors.get_latest()
         groups = observation.value
         async with self._query_lock:
@@ -324,7 +324,7 @@ class Views:
             lines = [line for each in matching_groups for line in each.first][:LISTED]
             errors = replace(errors, total=sum(each.count for each in matching_groups), messages=lines)
         return self._render_page(
-            request, "errors", look=observation, groups=groups, found=errors, where=error_filter, some=has_filter
+            request, "errors", look=observation, groups=groups, errors=errors, where=error_filter, some=has_filter
         )
 
     def _log_disclosure(self, request: Request, content_name: str, *names: str) -> None:
