@@ -344,8 +344,12 @@ async def test_what_failed_and_is_held_says_what_holds_it() -> None:
         assert await held_ids(here, NOW + MINUTE) == ["m1"], "a list says the same"
         await change_limits(here.sqlite, "orders", limit_change(None, "13:00-14:00 UTC"), NOW)
         found = await here.explain(now=NOW + MINUTE)
+        (stored,) = await here.sqlite.load_limits()
+        assert await here.sqlite.store_limits("orders", "{", NOW, stored.limits)
+        unreadable = await here.explain(now=NOW + MINUTE)
+    assert "cannot be read: they hold everything until new limits are set" in unreadable.headline
     assert "no message is sent to it before 2026-01-31T13:00:00Z" in found.facts
-    assert "to change that: postdate destinations resume orders, or limit" in found.advice
+    assert "to change that: postdate destinations limit orders, or resume" in found.advice
 
 
 async def test_what_waits_for_its_retry_is_not_held_and_what_lay_in_a_lane_has_no_attempt_in_the_year_9000() -> None:

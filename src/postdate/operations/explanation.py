@@ -155,7 +155,7 @@ class _Explainer:
             is_in_lane(pending_state.attempt_at, message.due) or max(pending_state.attempt_at, message.due) < now
         ):
             late = f"it was due at {format_time(message.due)}, {format_span(now - message.due)} ago, and is held"
-            change = f"to change that: postdate destinations resume {message.destination}, or limit"
+            change = f"to change that: postdate destinations limit {message.destination}, or resume"
             return self._build_explanation(
                 MessageState.HELD, f"{late}: {limits[0]}", [*facts, *limits[1:]], [*advice, change]
             )
@@ -179,7 +179,9 @@ class _Explainer:
             return []
         queue, start = repr(message.destination), max(self.now, message.due)
         if limits.paused:
-            return [f"its queue {queue} is paused"]
+            return [
+                f"the limits of its queue {queue} {limits}" if limits.is_unreadable else f"its queue {queue} is paused"
+            ]
         facts = [f"the limits of its queue {queue} are: {limits}"]
         try:
             opens_at = limits.next_opening(start)
