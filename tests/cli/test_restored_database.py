@@ -80,7 +80,7 @@ def restored(postgres_url: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_is_missing_after_a_setup(restored: Restored, cli: CommandLine) -> None:
     assert restored.missing() == []
-    assert "ok    schema          version 8" in cli("doctor").out
+    assert "ok    schema          version 9" in cli("doctor").out
 
 
 def test_every_index_that_was_lost_is_named_and_created_again(restored: Restored, cli: CommandLine) -> None:
@@ -131,12 +131,12 @@ def test_a_lost_table_is_named_and_no_empty_one_takes_its_place(
 
 def test_an_earlier_version_is_named(restored: Restored, cli: CommandLine) -> None:
     with restored.connect() as connection:
-        connection.execute("DROP TABLE stream_position")
-        connection.execute("DELETE FROM migration WHERE subject = '' AND version = 8")
+        connection.execute("ALTER TABLE holder DROP COLUMN delivers_from")
+        connection.execute("DELETE FROM migration WHERE subject = '' AND version = 9")
     start = cli("run", "--no-setup")
     assert start.status == 3
-    assert "has version 7 of its tables, this Postdate needs 8; run `postdate setup`" in start.err
-    assert "version 7, this Postdate needs 8" in cli("doctor").out
+    assert "has version 8 of its tables, this Postdate needs 9; run `postdate setup`" in start.err
+    assert "version 8, this Postdate needs 9" in cli("doctor").out
     cli.ok("setup")
     assert restored.missing() == []
 
