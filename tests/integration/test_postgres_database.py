@@ -359,6 +359,15 @@ async def test_a_second_endpoint_is_told_that_its_messages_have_another_table(po
         await own.close()
 
 
+async def test_an_adapter_claims_in_the_schema_of_its_database_object_only(postgres_url: str) -> None:
+    """The object shows life there. Processes of another schema would free the claims as those of a dead process."""
+    async with schema_on(postgres_url) as schema, Postgres(postgres_url, schema=schema) as database:
+        for adapter in (PostgresStore, PostgresTransport):
+            with pytest.raises(ConfigurationError, match="schema='elsewhere' is not the schema of the database object"):
+                adapter(database, schema="elsewhere")
+            await adapter(database, schema=schema).close()
+
+
 async def test_what_was_said_for_the_whole_process_is_not_contradicted(postgres_url: str) -> None:
     async with Postgres(postgres_url, holds_at_most=30 * SECOND) as database:
         with pytest.raises(ConfigurationError, match="opened with holds_at_most=0:00:30"):

@@ -151,7 +151,7 @@ class Access:
 
     ``database`` is an object that other adapters share, or an address that is opened for this adapter only. The other
     arguments are those of :class:`postdate.PostgresStore`. Raises `ConfigurationError` if one is invalid or contradicts
-    the database.
+    the database. ``claims``: the adapter claims messages, and so needs the schema of its database object.
     """
 
     def __init__(
@@ -162,6 +162,7 @@ class Access:
         recording: Recording | None = None,
         answers_within: timedelta | None = None,
         holds_at_most: timedelta | None = None,
+        claims: bool = False,
     ) -> None:
         if isinstance(database, str):
             database = OpenDatabase(
@@ -175,6 +176,12 @@ class Access:
             raise ConfigurationError(
                 f"the database was opened with holds_at_most={database.holds_at_most}, which is for the whole process: "
                 f"set holds_at_most={holds_at_most} there, or leave it out here"
+            )
+        elif claims and schema not in {None, database.names.schema}:
+            # Processes of that schema would take the claims for those of a dead process.
+            raise ConfigurationError(
+                f"schema={schema!r} is not the schema of the database object, {database.names.schema!r}, in which it "
+                f"shows other processes that it lives: leave schema= out here, or open another object"
             )
         self.shared, self.release, self.close_connection = (
             database,

@@ -19,6 +19,7 @@ from postdate.backends.sql.migrations import (
     too_old_advice,
 )
 from postdate.errors import ConfigurationError
+from postdate.ports.scanning import can_store_text
 
 LONGEST_NAME_BYTES = 63  # PostgreSQL cuts longer names
 DEFAULT_SCHEMA = "postdate"
@@ -29,9 +30,9 @@ def quote_name(name: str) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return ``name``; raise `ConfigurationError` if it is blank, has a NUL or is longer than 63 bytes of UTF-8."""
-    if not name.strip() or "\0" in name:
-        raise ConfigurationError(f"{what} must not be blank or have NUL characters: {name!r}")
+    """Return ``name``; raise `ConfigurationError` if it is blank, is no UTF-8, or is longer than 63 bytes of it."""
+    if not name.strip() or not can_store_text(name):
+        raise ConfigurationError(f"{what} must not be blank or have NUL characters or halves of characters: {name!r}")
     if (size := len(name.encode())) > LONGEST_NAME_BYTES:
         raise ConfigurationError(
             f"{what} {name!r} has {size} bytes; PostgreSQL allows at most {LONGEST_NAME_BYTES} and would cut off "
@@ -234,7 +235,8 @@ def _rights(schema: str) -> str:
         f"What a role needs that runs Postdate and may not create tables:\n"
         f"GRANT USAGE ON SCHEMA {name} TO the_role;\n"
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO the_role;\n"
-        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {name} TO the_role;"
+        f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {name} TO the_role;\n"
+        f"And on the database, if it was revoked from PUBLIC: GRANT TEMPORARY ON DATABASE ... TO the_role;"
     )
 
 

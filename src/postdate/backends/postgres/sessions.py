@@ -48,6 +48,12 @@ _SETTINGS: Final = (
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
 )
 
+_MEANING: Final = (
+    "-c datestyle=ISO -c intervalstyle=postgres -c standard_conforming_strings=on "
+    "-c default_transaction_isolation=read\\ committed"
+)
+"""What statements mean, and how values are written as text. No setting of a database or an address changes it."""
+
 
 def mark() -> str:
     """Return the mark of this process, lower-case hexadecimal; the child of a fork has another mark."""
@@ -118,7 +124,7 @@ def address_of(url: str) -> ConnectionSettings:
         ) from None
     parts = {key: str(value) for key, value in url_parts.items() if value is not None}
     settings = {**_DEFAULTS, **parts}
-    settings["options"] = options = f"{_SETTINGS} {settings.get('options', '')}".strip()
+    settings["options"] = options = f"{_SETTINGS} {settings.get('options', '')} {_MEANING}"
     # The name shows an operator which process has a row lock.
     settings["application_name"] = session_name(settings.get("application_name", ""))
     # The environment or the connection string may name an encoding that lacks characters.

@@ -117,9 +117,14 @@ class Statements:
         # --- claims. The lower bound spares reading entries of delivered rows that an old snapshot keeps (ADR 0057).
         since = "coalesce(%(from)s::timestamptz, '-infinity')"
         due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
+        # A row that was changed while the statement ran is locked in its new version, but its content is read as it was
+        # before. The statement cannot see the new version's place, and leaves such a row to the next claim.
+        is_seen = f"(SELECT s.number FROM {pending} AS s WHERE s.ctid = p.place) IS NOT NULL"
         self.claim = sql(f"""
-            WITH batch AS MATERIALIZED (SELECT p.* FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
-            SELECT p.number, {PENDING_COLUMNS} FROM batch AS p {content_of} ORDER BY p.attempt_at, p.number""")
+            WITH batch AS MATERIALIZED (
+                SELECT p.*, p.ctid AS place FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
+            SELECT p.number, {PENDING_COLUMNS} FROM batch AS p {content_of} WHERE {is_seen}
+            ORDER BY p.attempt_at, p.number""")
         # Nothing here names the holder in a way that the index of claimed messages matches. The planner would prefer to
         # read that index, because it was empty when the plan was made.
         is_claimed = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
@@ -165,9 +170,8 @@ class Statements:
             ORDER BY p.attempt_at, p.number LIMIT 1""")
         lanes = f"'{LANES.isoformat()}'::timestamptz"
         earliest = f"""least((SELECT min(attempt_at) FROM {pending}),
-            (SELECT min(due) FROM {pending} WHERE failures > 0 AND unreadable IS NULL),
-            (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL),
-            (SELECT min(due) FROM {pending} WHERE attempt_at > {lanes}))"""
+            (SELECT min(due) FROM {pending} WHERE attempt_at <> due),
+            (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL))"""
         first_due = f"SELECT {clamped_time('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.next_due = sql(first_due)
 
@@ -363,8 +367,8 @@ class Statements:
         counts = f"""
             SELECT (SELECT count(*) FROM {pending}) - ({unreadable}),
                 (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND NOT {is_locked})
-                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(at)s AND due < %(at)s)
-                    + (SELECT count(*) FROM {pending} WHERE failures = 0 AND attempt_at > {lanes} AND due < %(at)s),
+                    + (SELECT count(*) FROM {pending}
+                        WHERE attempt_at <> due AND attempt_at >= %(at)s AND due < %(at)s),
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
                     + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {is_locked}),
                 (SELECT count(*) FROM {pending} WHERE failures > 0 AND unreadable IS NULL), ({first_due})"""

@@ -94,7 +94,12 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, ports.MovingStore,
         holds_at_most: timedelta | None = None,
     ) -> None:
         self._sessions = self.database = Access(
-            database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
+            database,
+            schema,
+            recording=recording,
+            answers_within=answers_within,
+            holds_at_most=holds_at_most,
+            claims=True,
         )
         self._table = None if table is None else check_name(table, "table")
         self._claims = PostgresClaims(self.database, lambda: self._sql)

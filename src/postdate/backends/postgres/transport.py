@@ -105,7 +105,12 @@ class PostgresTransport(ports.Transport, UnreadableInSchema, ports.Scripted, for
         holds_at_most: timedelta | None = None,
     ) -> None:
         self.database = Access(
-            database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
+            database,
+            schema,
+            recording=recording,
+            answers_within=answers_within,
+            holds_at_most=holds_at_most,
+            claims=True,
         )
         self.sql = QueueStatements(self.database.names)
         self.unreadable = statements_of_queues(self.database.names)

@@ -41,19 +41,17 @@ _UNREADABLE: Final = "SELECT count(*) FROM delayed_message WHERE unreadable IS N
 class SqliteQuestions:
     """Statements for an operator's questions about pending messages; see :class:`SqlQuestions`."""
 
-    # Due times differ from attempt_at only in rows that failed, are claimed, or are in a lane: only these are read.
-    next_due: Final = f"""
+    # Due times differ from attempt_at only in rows that failed, are claimed, are in a
+    # lane, or wait for their destination: only these are read.
+    next_due: Final = """
         SELECT min(first) FROM (
             SELECT min(attempt_at) AS first FROM delayed_message
-            UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0 AND unreadable IS NULL
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL AND unreadable IS NULL
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {_LANES})"""
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at <> due
+            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL AND unreadable IS NULL)"""
     statistics: Final = f"""
         SELECT (SELECT count(*) FROM delayed_message) - ({_UNREADABLE}),
             (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
-                + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at)
-                + (SELECT count(*) FROM delayed_message
-                    WHERE failures = 0 AND attempt_at > {_LANES} AND due < :at),
+                + (SELECT count(*) FROM delayed_message WHERE attempt_at <> due AND attempt_at >= :at AND due < :at),
             (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL AND unreadable IS NULL),
             (SELECT count(*) FROM delayed_message WHERE failures > 0 AND unreadable IS NULL),
             ({next_due}), ({_UNREADABLE})"""
