@@ -634,6 +634,18 @@ async def test_a_temporary_table_of_one_handler_is_not_there_for_the_next(subjec
             await transaction.roll_back()
 
 
+async def test_a_database_that_one_handler_attaches_is_not_there_for_the_next(tmp_path: Path) -> None:
+    """It could not detach it in its transaction, and no other handler could attach one of that name."""
+    outbox = SqliteOutbox(tmp_path / "shop.db")
+    await outbox.setup()
+    for number in range(2):
+        transaction = outbox.transaction("sales", f"m-{number}")
+        connection = await transaction.begin()
+        await execute(connection, f"ATTACH '{tmp_path / 'warehouse.db'}' AS warehouse")
+        assert await transaction.commit([], NOW)
+    await outbox.close()
+
+
 async def test_settings_and_locks_of_one_handler_do_not_reach_the_next_in_postgresql(postgres_url: str) -> None:
     subject = PostgresSubject(postgres_url)
     await subject.store.setup()

@@ -29,9 +29,10 @@ from postdate import (
     SqliteStore,
     errors,
 )
+from postdate.core.health.deadlines import STOP_DEADLINE
 from postdate.core.recoverability import MOST_OWN_FAILURES
 from postdate.core.upkeep import wall_times
-from postdate.endpoint.outbox import CLEAN_UP_BATCH
+from postdate.endpoint.outbox import CLEAN_UP_BATCH, OutboxCleanUp
 from postdate.messages import DelayedMessage, format_timestamp
 from postdate.ports import Operation, OutboxRecord, OutboxStore, OutboxTransaction, TransactionMode, Work
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
@@ -912,3 +913,28 @@ async def test_tables_are_only_created_on_request_and_missed_at_the_start(world:
     with pytest.raises(errors.StoreNotSetUp):
         async with world.endpoint(create_queues=False):
             pass
+
+
+async def test_an_endpoint_starts_although_its_outbox_is_out_of_reach(world: World) -> None:
+    await world.outbox.setup()
+    world.outbox.faults.add(Fault("find", errors.StoreUnreachable("connection refused")))
+    async with world.endpoint(create_queues=False):
+        world.outbox.faults.clear()
+        await world.deliver()
+        await world.clock.advance(30 * SECOND)
+        assert world.paid() == ["m-1"]
+
+
+async def test_a_clean_up_that_gets_no_answer_does_not_keep_a_stop_waiting(clock: VirtualClock) -> None:
+    class Silent(OutboxStore):
+        async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    silent = Silent.__new__(type("SilentStore", (Silent,), dict.fromkeys(Silent.__abstractmethods__)))
+    clean_up = OutboxCleanUp(Outbox(silent), "sales", clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(clean_up.run)
+        await clock.run_until_idle()
+        clean_up.stop()
+        await clock.advance(STOP_DEADLINE + SECOND)

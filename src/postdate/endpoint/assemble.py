@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Final, Literal, Protocol, cast, runtime_checkable
 from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, check_clock
+from postdate.core.health.deadlines import Deadlines
 from postdate.core.receive.outcomes import report_completions
 from postdate.core.receive.pump import MessagePump
 from postdate.core.simple_store import enlisting_store, sharing_store
@@ -23,11 +25,13 @@ from postdate.endpoint.outgoing import OutgoingMessages, publishing_transport
 from postdate.endpoint.saga_handling import Sagas
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.timeout_manager import TimeoutManagerService
-from postdate.errors import ConfigurationError, UnsupportedTransactionMode
+from postdate.errors import ConfigurationError, PostdateError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT
 from postdate.ports import Completion, DelayedMessageStore, OutboxStore, SagaStore, TransactionMode, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
 from postdate.runtime.resource import resource_of
+
+log = logging.getLogger("postdate.endpoint")
 
 _LONGEST_NAME: Final = DESTINATION_LIMIT - len(timeouts_queue(""))
 """The longest name of an endpoint. The name of its timeouts queue, which is longer, must be an address, too."""
@@ -258,7 +262,7 @@ class ReceivingService(Service):
         if outbox is not None:
             if set_up:
                 await outbox.store.setup()
-            await outbox.store.find(queue, "")  # raises if the outbox cannot be used
+            await _check_outbox(outbox.store, queue, clock)
             outbox_handling = OutboxHandling(outbox, handling)
             handle, preload = outbox_handling.handle, outbox_handling.preload
         # With concurrency 1, each message must find the state of its saga as the message before it left it.
@@ -282,6 +286,16 @@ class ReceivingService(Service):
         )
         self._parts = [pump] if outbox is None else [pump, OutboxCleanUp(outbox, queue, clock)]
         self._breakers = [breaker]
+
+
+async def _check_outbox(store: OutboxStore, queue: str, clock: Clock) -> None:
+    """Raise if the outbox cannot be used, as one without tables. An outage is no error here: it may end."""
+    try:
+        await Deadlines.of_store(store, clock).call_in_task(lambda: store.find(queue, ""))
+    except PostdateError as error:
+        if not (error.outage and error.transient):
+            raise
+        log.debug("whether the tables of the outbox exist cannot be seen: %s", error)
 
 
 def _report_settled(metrics: Metrics, times: HandlerTimes, completions: Sequence[Completion]) -> None:

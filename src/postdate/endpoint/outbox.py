@@ -19,7 +19,7 @@ import anyio
 
 from postdate import ports
 from postdate.clock import Clock, later
-from postdate.core.health.deadlines import translate_store_errors
+from postdate.core.health.deadlines import Deadlines, translate_store_errors
 from postdate.core.health.message_memory import MessageMemory
 from postdate.core.receive.outcomes import OnCompleted, StepFailure, StepOutcome
 from postdate.core.recoverability import MOST_OWN_FAILURES, is_outage
@@ -245,7 +245,7 @@ class OutboxCleanUp:
 
     def __init__(self, outbox: Outbox, endpoint: str, clock: Clock) -> None:
         self._outbox, self._endpoint, self._clock = outbox, endpoint, clock
-        self._stop = anyio.Event()
+        self._stop, self._deadlines = anyio.Event(), Deadlines.of_store(outbox.store, clock)
         self._outage = resource_of(outbox.store).calls(
             "cannot remove old messages of the outbox", log, logging.WARNING, is_rare=True
         )
@@ -254,8 +254,7 @@ class OutboxCleanUp:
         while not self._stop.is_set():
             started_at = self._clock.monotonic()
             try:
-                with translate_store_errors(self._outbox.store):
-                    await self._remove_old_records(later(self._clock.now(), -self._outbox.retention))
+                await self._remove_old_records(later(self._clock.now(), -self._outbox.retention))
             except PostdateError as error:
                 self._outage.report_failure(error, started_at)
             else:
@@ -266,10 +265,13 @@ class OutboxCleanUp:
     async def _remove_old_records(self, before: datetime) -> None:
         removed_count = CLEAN_UP_BATCH
         while removed_count == CLEAN_UP_BATCH and not self._stop.is_set():
-            removed_count = await self._outbox.store.remove_dispatched(self._endpoint, before, CLEAN_UP_BATCH)
+            removed_count = await self._deadlines.call_in_task(
+                lambda: self._outbox.store.remove_dispatched(self._endpoint, before, CLEAN_UP_BATCH)
+            )
 
     def stop(self) -> None:
         self._stop.set()
+        self._deadlines.shorten()
 
 
 def message_id_of(received: ports.Received) -> str:

@@ -29,8 +29,10 @@ from postdate.runtime.threads import run_in_thread
 
 T = TypeVar("T")
 
-_IS_CHANGED: Final = "SELECT EXISTS (SELECT 1 FROM temp.sqlite_master) OR (SELECT query_only FROM pragma_query_only)"
-"""Whether a connection has temporary tables, or is set to read only."""
+_IS_CHANGED: Final = """
+    SELECT EXISTS (SELECT 1 FROM temp.sqlite_master) OR (SELECT query_only FROM pragma_query_only)
+        OR EXISTS (SELECT 1 FROM pragma_database_list WHERE name NOT IN ('main', 'temp'))"""
+"""Whether a connection has temporary tables or other databases, or is set to read only."""
 
 
 class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
