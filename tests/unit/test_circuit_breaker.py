@@ -125,6 +125,17 @@ def test_a_minute_in_which_nothing_could_be_handled_is_a_critical_error_however_
     assert len(critical.calls) == 1
 
 
+def test_a_failure_now_and_then_is_none_that_lasts_row_46(critical: Critical) -> None:
+    """Each is tried again within a minute. So after a longer time it was handled, although nobody says so here."""
+    rate = FailureRate("handling", "cannot handle", 1, critical)
+    for hour in range(3):
+        rate.report_failure(ERROR, NOW + hour * 3_600)
+    assert critical.calls == []
+    for seconds in (0, 30, 61, 90):
+        rate.report_failure(ERROR, NOW + 20_000 + seconds)
+    assert len(critical.calls) == 1
+
+
 # --- by itself --------------------------------------------------------------------------------------------------------
 
 

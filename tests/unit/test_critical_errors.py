@@ -134,6 +134,30 @@ async def test_one_outage_that_trips_several_breakers_is_one_critical_error(serv
             assert set(service.metrics.breakers.values()) == {"disarmed"}
 
 
+async def test_refusals_long_after_an_outage_are_a_critical_error_of_their_own(service: Service) -> None:
+    """The store is in reach, and refuses: that begins no outage, and is none that was told before."""
+    async with service.endpoint() as sales:
+        service.store.faults.add(Fault("claim_due", StoreUnreachable("connection refused")))
+        await service.clock.advance(150 * SECOND)
+        service.store.faults.clear()
+        await service.clock.advance(3_600 * SECOND)
+        assert ["fetch" in text for text in service.texts] == [True]
+        service.store.faults.add(Fault("store", STORE_DOWN))
+        await send(sales, delay=600 * SECOND)
+        await service.clock.advance(60 * SECOND)
+    assert service.texts[-1].startswith("Failed to store delayed messages")
+    assert len(service.texts) == 2
+
+
+def test_an_action_that_fails_keeps_nothing_from_the_message(caplog: pytest.LogCaptureFixture) -> None:
+    def act(text: str, error: BaseException) -> None:
+        raise ConnectionError("the pager is away")
+
+    CriticalErrors(act)("cannot go on", STORE_DOWN)
+    ((_, level, text),) = caplog.record_tuples
+    assert (level, text) == (logging.CRITICAL, "the critical-error action failed on 'cannot go on'")
+
+
 async def test_failing_sends_are_a_critical_error_by_themselves_row_45(service: Service) -> None:
     """The message went to the error queue at the first failure; nothing succeeds in the 30 s that follow."""
     async with service.endpoint() as sales:

@@ -1,5 +1,7 @@
 """Queues that take no messages: a probe now and then, and few claims of the others. Source: ADR 51."""
 
+from datetime import timedelta
+
 from postdate.core.health.destinations import (
     FOLLOW_SECONDS,
     LATEST_ATTEMPT_SECONDS,
@@ -55,3 +57,14 @@ def test_a_queue_that_drains_slowly_is_no_new_outage_each_time_it_takes_one() ->
     assert not destinations.report_refusal("full", 101.0)
     destinations.report_success("full")
     assert destinations.report_refusal("full", 101.0 + LATEST_ATTEMPT_SECONDS + LONGEST_SECONDS)
+
+
+def test_a_queue_that_was_full_is_waited_for_as_long_as_any_other_once_it_is_missing() -> None:
+    """As while an operator deletes it and makes it anew."""
+    destinations, wait = Destinations(), timedelta(minutes=10)
+    for seconds in range(0, 700, 100):
+        destinations.report_refusal("q", float(seconds))
+    assert destinations.should_wait_for("q", 700.0, wait)
+    destinations.report_refusal("q", 700.0, is_missing=True)
+    assert destinations.should_wait_for("q", 1_299.0, wait)
+    assert not destinations.should_wait_for("q", 1_300.0, wait)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -42,7 +42,9 @@ class EndpointContext:
     metrics: Metrics = NO_METRICS
     longest_sleep: timedelta = LONGEST_SLEEP
     send_only: bool = False
-    reported_outages: dict[Resource, tuple[int, str]] = field(default_factory=dict[Resource, tuple[int, str]])
+    reported_outages: dict[Resource, tuple[int, RepeatedFailures]] = field(
+        default_factory=dict[Resource, "tuple[int, RepeatedFailures]"]
+    )
     """Resources whose outages raised a critical error: the number of the last such outage, and by which breaker."""
 
     def create_breaker(
@@ -61,12 +63,15 @@ class EndpointContext:
         resource, breaker_name = resource_of(adapter), f"{name} {queue or self.endpoint}"
 
         def trigger(text: str, error: BaseException) -> None:
-            outage, reporting_breaker = self.reported_outages.get(resource, (0, breaker_name))
-            if outage != resource.outage_count or reporting_breaker == breaker_name:
-                self.reported_outages[resource] = resource.outage_count, breaker_name
+            outage, reporter = self.reported_outages.get(resource, (0, breaker))
+            # What another breaker has reported speaks for this one as long as that other one has not recovered.
+            is_told = outage == resource.outage_count and reporter.state is BreakerState.TRIGGERED
+            if reporter is breaker or not is_told:
+                self.reported_outages[resource] = resource.outage_count, breaker
                 self.critical_error(text, error)
 
-        return RepeatedFailures(breaker_name, critical, time_to_trigger, trigger, self.metrics)
+        breaker = RepeatedFailures(breaker_name, critical, time_to_trigger, trigger, self.metrics)
+        return breaker
 
 
 class _Runnable(Protocol):
@@ -152,6 +157,9 @@ def log_critical_error(text: str, error: BaseException) -> None:
     log.critical("%s: %s", text, error, exc_info=None if is_expected else error)
 
 
+_ACTION_FAILED: Final = "the critical-error action failed on %r"
+
+
 class CriticalErrors:
     """Calls the critical error action. An async action runs as a task of the endpoint, and its errors are logged."""
 
@@ -161,7 +169,11 @@ class CriticalErrors:
         """The tasks of the running endpoint; ``None`` while it does not run."""
 
     def __call__(self, text: str, error: BaseException) -> None:
-        result = self._action(text, error)
+        try:
+            result = self._action(text, error)
+        except Exception:
+            log.critical(_ACTION_FAILED, text, exc_info=True)
+            return
         if result is not None and self.tasks is not None:
             self.tasks.start_soon(self._await_action, text, result)
         elif result is not None:
@@ -173,7 +185,7 @@ class CriticalErrors:
         try:
             await result
         except Exception:
-            log.critical("the critical-error action failed on %r", text, exc_info=True)
+            log.critical(_ACTION_FAILED, text, exc_info=True)
 
 
 async def run_timers(breakers: Sequence[Breaker], clock: Clock) -> None:

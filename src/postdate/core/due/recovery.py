@@ -165,7 +165,8 @@ class DispatchRecovery:
             self._queue_calls.report_failure(error, seconds)
             # Only a new outage counts against the transport. A destination that is known to be full would trip the
             # breaker although other destinations work.
-            if self.destinations.report_refusal(destination, seconds) and error.transient:
+            is_new = self.destinations.report_refusal(destination, seconds, is_missing=isinstance(error, _QueueMissing))
+            if is_new and error.transient:
                 self._transport_calls.report_refusal(error, seconds)
         else:
             self._transport_calls.report_failure(error, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -26,6 +27,9 @@ RATE_WINDOW = timedelta(seconds=30)
 
 NOTHING_HANDLED = timedelta(minutes=1)
 """The time without a success after which :class:`FailureRate` trips, however few failures there are."""
+
+_LONGEST_BETWEEN_FAILURES = timedelta(minutes=3)
+"""What fails is tried again within a minute. So after a longer time, the message that failed last was handled."""
 
 
 class BreakerState(enum.Enum):
@@ -139,6 +143,7 @@ class FailureRate:
         self.deadline: float | None = None
         self._failures = 0
         self._failing_since: float | None = None
+        self._failed_at = -math.inf
         self._is_reported = False
 
     def report_failure(self, error: BaseException, seconds: float) -> None:
@@ -149,6 +154,9 @@ class FailureRate:
             self._set_state(BreakerState.ARMED)
             self.on_armed()
         self._failures += 1
+        if seconds - self._failed_at > _LONGEST_BETWEEN_FAILURES.total_seconds():
+            self.report_success()
+        self._failed_at = seconds
         if self._failing_since is None:
             self._failing_since = seconds
         if self._failures > self._limit:

@@ -41,8 +41,8 @@ class Destination(Backoff):
 
     def __init__(self) -> None:
         super().__init__(SHORTEST_SECONDS, LONGEST_SECONDS)
-        self.first_refusal_at = 0.0
-        """Monotonic seconds of the first refusal."""
+        self.missing_since: float | None = None
+        """Monotonic seconds at which the queue did not exist first; ``None``: it accepts none for another reason."""
         self.fails_at_once = False
         """Whether its messages wait no longer, and each of them fails."""
         self._probed_at = -FOLLOW_SECONDS
@@ -92,26 +92,31 @@ class Destinations:
         full = self._full.get(destination)
         return 0.0 if full is None else full.wait_seconds(seconds)
 
-    def report_refusal(self, destination: str, seconds: float) -> bool:
-        """Report that a queue accepts no messages; return ``False`` if it did so before, or recovered only just now."""
+    def report_refusal(self, destination: str, seconds: float, *, is_missing: bool = False) -> bool:
+        """Report that a queue accepts no messages; return ``False`` if it did so before, or recovered only just now.
+
+        ``is_missing``: because it does not exist.
+        """
         full = self._full.get(destination)
         if full is not None:
             full.report_failure(seconds)
+            if is_missing and full.missing_since is None:
+                full.missing_since = seconds
             return False
         recovered = self._recovered.pop(destination, None)
         is_new = recovered is None or seconds - recovered.retry_at > LATEST_ATTEMPT_SECONDS
         full = Destination() if recovered is None or is_new else recovered
         full.report_failure(seconds, is_longer=False)
-        full.first_refusal_at = seconds
+        full.missing_since = seconds if is_missing else None
         self._full[destination] = full
         return is_new
 
     def should_wait_for(self, destination: str, seconds: float, wait: timedelta) -> bool:
         """Return whether messages wait for a queue that does not exist. After ``wait`` they do not, until it exists."""
         full = self._full.get(destination)
-        if full is None:
+        if full is None or full.missing_since is None:
             return bool(wait)
-        full.fails_at_once = full.fails_at_once or seconds - full.first_refusal_at >= wait.total_seconds()
+        full.fails_at_once = full.fails_at_once or seconds - full.missing_since >= wait.total_seconds()
         return not full.fails_at_once
 
     def retry_wait_seconds(self, destination: str, seconds: float) -> float:
