@@ -1,8 +1,11 @@
 """Handlers that are plain functions run in threads, and send, reply and fail as others do."""
 
+import sys
 import threading
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.waiting import until
@@ -126,6 +129,49 @@ async def test_a_function_that_hides_that_it_is_asynchronous_fails_its_message(w
         await until(lambda: world.arrived("error"))
     ((copy, _),) = world.transport.queues["error"].messages
     assert "define it with `async def`" in copy.headers[Headers.EXCEPTION_MESSAGE]
+
+
+def _with_a_yield(message: Pay, context: BlockingHandlerContext) -> Generator[int]:
+    yield message.amount
+
+
+async def _async_with_a_yield(message: Pay, context: HandlerContext) -> AsyncGenerator[int]:
+    yield message.amount
+
+
+@pytest.mark.parametrize("handle", [_with_a_yield, _async_with_a_yield])
+async def test_a_function_with_a_yield_is_no_handler(world: World, handle: Callable[[Any, Any], object]) -> None:
+    """Nobody would run it, and its message would be gone."""
+    with pytest.raises(ConfigurationError, match="has a `yield`"):
+        world.endpoint.handler(Pay)(handle)
+
+    def hidden(message: Pay, context: BlockingHandlerContext) -> object:
+        return handle(message, context)
+
+    world.endpoint.handler(Pay)(hidden)
+    async with world.endpoint as sales:
+        await sales.send(Pay())
+        await until(lambda: world.arrived("error"))
+    ((copy, _),) = world.transport.queues["error"].messages
+    assert "nobody runs" in copy.headers[Headers.EXCEPTION_MESSAGE]
+
+
+async def test_one_that_ends_the_process_fails_its_message_and_ends_nothing(world: World) -> None:
+    """As a parser of arguments does. The endpoint would end at each delivery, for ever."""
+
+    @world.endpoint.handler(Pay)
+    def pay(message: Pay, context: BlockingHandlerContext) -> None:
+        if message.amount == 1:
+            sys.exit("usage")
+        context.send(Paid(message.amount), destination="billing")
+
+    async with world.endpoint as sales:
+        await sales.send(Pay(1))
+        await sales.send(Pay(2))
+        await until(lambda: world.arrived("error") and world.arrived("billing"))
+    ((copy, _),) = world.transport.queues["error"].messages
+    assert copy.headers[Headers.EXCEPTION_MESSAGE] == "the handler ended by SystemExit: usage"
+    assert world.arrived("billing") == ['{"amount":2}']
 
 
 def test_what_cannot_be_called_is_no_handler() -> None:

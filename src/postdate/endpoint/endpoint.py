@@ -223,6 +223,8 @@ class Endpoint(forks.ForkAware):
                 raise ConfigurationError(f"handler {handle!r} must be a function (message, context)")
             self._add_type(message_type, name)
             callables: tuple[object, ...] = (handle, type(handle).__call__)  # a function, or an object with `__call__`
+            if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in callables):
+                raise ConfigurationError(f"handler {handle!r} has a `yield`, and nobody would run what follows it")
             is_plain = not any(map(inspect.iscoroutinefunction, callables))
             async_handler = threaded_handler(cast("PlainHandler", handle)) if is_plain else cast("Handler", handle)
             self._handlers.add(message_type, async_handler)

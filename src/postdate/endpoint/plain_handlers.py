@@ -53,12 +53,18 @@ def threaded_handler(handle: PlainHandler) -> Handler:
 
     @functools.wraps(handle)
     async def call(message: Any, context: HandlerContext) -> None:
-        result = await to_thread.run_sync(handle, message, BlockingHandlerContext(context))
-        if inspect.iscoroutine(result):
-            result.close()
+        try:
+            result = await to_thread.run_sync(handle, message, BlockingHandlerContext(context))
+        except SystemExit as error:
+            # As of a parser of arguments. The endpoint would end with each delivery, and the message would never leave.
+            # In the main thread it may be a signal that ends the process; in this one it is not.
+            raise RuntimeError(f"the handler ended by SystemExit: {error.code}") from error
+        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result):
+                result.close()
             raise ConfigurationError(
-                f"handler {handle!r} was called as a plain function and returned a coroutine: define it with `async "
-                f"def`"
+                f"handler {handle!r} was called as a plain function and returned a {type(result).__name__}, which "
+                f"nobody runs: define it with `async def`, and without `yield`"
             )
 
     return call

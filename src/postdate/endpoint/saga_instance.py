@@ -213,6 +213,10 @@ class SagaInstance:
         return self.messages.types.decode({Headers.ENCLOSED_MESSAGE_TYPES: pending.type}, bytes(pending.body))
 
     def cancel(self, timeout_id: str) -> bool:
+        self._check_in_handler("cancel")
+        return self._cancel(timeout_id)
+
+    def _cancel(self, timeout_id: str) -> bool:
         pending = self.details.timeouts.pop(timeout_id, None)
         if pending is not None:
             self._revoke(pending.message_id)
@@ -246,6 +250,7 @@ class SagaInstance:
         return {timeout_id: each.due for timeout_id, each in self.details.timeouts.items()}
 
     def complete(self) -> None:
+        self._check_in_handler("complete")
         self.is_completed = True
 
     def _revoke(self, message_id: str) -> None:
@@ -270,7 +275,7 @@ class SagaInstance:
         set_aside_changes = [] if self.leftover is None else [SagaChange(SagaChangeKind.SET_ASIDE, self.leftover)]
         if self.is_completed:
             for timeout_id in list(self.details.timeouts):
-                self.cancel(timeout_id)
+                self._cancel(timeout_id)
             if not self.record.version:  # the instance was never stored
                 if self.is_preloaded:  # and no write would show that another process created it
                     raise SagaConflict(f"{name_of(self.record)} may have been created meanwhile")

@@ -186,6 +186,9 @@ async def test_what_is_requested_after_its_handler_has_ended_is_refused(memory: 
         await memory.send(endpoint, Place("o-1"))
         with pytest.raises(MessageError, match="has ended"):
             await kept[0].request_timeout(Due(), within=SECOND)
+        for change in (lambda: kept[0].cancel_timeout("t-1"), kept[0].complete):
+            with pytest.raises(MessageError, match="has ended"):
+                change()
 
 
 @pytest.mark.parametrize(
